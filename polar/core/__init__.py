@@ -1,0 +1,1 @@
+"""Pure cores: no I/O, clock, randomness or event loop. They take `now` and return values."""

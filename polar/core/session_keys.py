@@ -1,0 +1,90 @@
+"""Self-validating session keys: what a harness presents as its API key.
+
+A key is `sk-polar-` + base64url(JSON claims) + `.` + base64url(HMAC-SHA256). Node and
+gateways share the secret; no event has to arrive before a key works, and no key is ever on
+the log. Administrators' tokens are derived from the same secret.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.tasks import SamplingSpec
+
+PREFIX = "sk-polar-"
+_MAC_BYTES = 18
+
+
+class SessionClaims(BaseModel):
+    """What a key says about its session."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    session_id: str
+    group_id: str
+    gateway_id: str
+    """The gateway replica that owns the session."""
+    expires_at: float
+    """Unix seconds."""
+    trainable: bool = True
+    sampling: SamplingSpec = SamplingSpec()
+
+
+class InvalidKeyError(ValueError):
+    """The key opens no session; `reason` says why without repeating the key."""
+
+    def __init__(self, reason: Literal["unknown", "expired", "other_gateway"], message: str) -> None:
+        super().__init__(message)
+        self.reason: Literal["unknown", "expired", "other_gateway"] = reason
+
+
+def _mac(secret: bytes, purpose: bytes, payload: bytes) -> bytes:
+    return hmac.new(secret, purpose + b"\0" + payload, hashlib.sha256).digest()[:_MAC_BYTES]
+
+
+def _b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def _unb64(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def mint(secret: bytes, claims: SessionClaims) -> str:
+    """The key for these claims: URL-safe, about 300 characters."""
+    payload = json.dumps(claims.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+    return f"{PREFIX}{_b64(payload)}.{_b64(_mac(secret, b'session', payload))}"
+
+
+def validate(secret: bytes, key: str, *, gateway_id: str, now: float) -> SessionClaims:
+    """Claims of a key. Raises InvalidKeyError when it is forged, expired or another gateway's."""
+    payload_text, dot, mac_text = key.removeprefix(PREFIX).partition(".")
+    try:
+        payload, mac = _unb64(payload_text), _unb64(mac_text)
+    except (binascii.Error, ValueError):
+        payload, mac = b"", b""
+    if (
+        not key.startswith(PREFIX)
+        or not dot
+        or not hmac.compare_digest(mac, _mac(secret, b"session", payload))
+    ):
+        raise InvalidKeyError("unknown", "this API key belongs to no session of this deployment")
+    try:
+        claims = SessionClaims.model_validate_json(payload)
+    except ValidationError as error:
+        raise InvalidKeyError("unknown", "this API key was made by another version of polar") from error
+    if claims.gateway_id != gateway_id:
+        raise InvalidKeyError("other_gateway", f"this session is owned by gateway {claims.gateway_id}")
+    if now >= claims.expires_at:
+        raise InvalidKeyError("expired", f"the key of session {claims.session_id} has expired")
+    return claims
+
+
+def admin_token(secret: bytes) -> str:
+    """Bearer token for the gateway's admin endpoints (open, seal, engine-policy)."""
+    return f"adm-polar-{_b64(_mac(secret, b'admin', b'v1'))}"

@@ -1,0 +1,164 @@
+"""All settings, read from the environment once, here and nowhere else.
+
+Every field is an environment variable: prefix of the class + field name in capitals, e.g.
+`POLAR_BOOTSTRAP_SERVERS`, `POLAR_GATEWAY_PORT`. Command-line options override them.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _config(prefix: str) -> SettingsConfigDict:
+    return SettingsConfigDict(env_prefix=prefix, extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+
+class LogSettings(BaseSettings):
+    """How to reach the log; shared by every service."""
+
+    model_config = _config("POLAR_")
+
+    bootstrap_servers: str = ""
+    """host:port list of a Kafka broker; empty outside `polar up` is an error that says so."""
+    topic_prefix: str = "polar"
+    """First word of every topic name; another one separates runs on one broker."""
+    session_partitions: int = 4
+    group_partitions: int = 4
+    send_timeout_seconds: float = 30.0
+    """Every send has this time-out of its own."""
+    fetch_max_wait_ms: int = 500
+    """Long poll. The embedded broker does not wake it: `polar up` sets 20 there."""
+    data_dir: Path = Path("polar-data")
+    """Spools, checkpoints, secrets, runtimes of this machine."""
+    secret_file: Path | None = None
+    """Secret shared by nodes and gateways; default DATA_DIR/secret, made when missing."""
+
+
+class GatewaySettings(BaseSettings):
+    """The proxy between harnesses and engines."""
+
+    model_config = _config("POLAR_GATEWAY_")
+
+    id: str = "gateway-0"
+    host: str = "127.0.0.1"
+    port: int = 8700
+    public_url: str = ""
+    """URL that nodes and harnesses use; default http://HOST:PORT."""
+    engines: str = "http://127.0.0.1:8600"
+    """Comma-separated base URLs of vLLM engines (without /v1); `id=url` names one."""
+    model: str = "policy"
+    """Served model name that the engines must offer."""
+    broker_grace_ms: int = 100
+    """An answer waits so long for the broker, then for the spool's fsync."""
+    spool_max_bytes: int = 1 << 30
+    """At this size new calls get 503 with Retry-After; nothing is dropped."""
+    max_in_flight: int = 256
+    max_request_bytes: int = 32 << 20
+
+
+class NodeSettings(BaseSettings):
+    """A machine that runs harnesses."""
+
+    model_config = _config("POLAR_NODE_")
+
+    id: str = "node-0"
+    init_workers: int = 2
+    max_running: int = 8
+    """Harnesses at once."""
+    max_ready: int = 8
+    """Warm runtimes held at most."""
+    postrun_workers: int = 4
+    heartbeat_seconds: float = 1.0
+
+
+class SchedulerSettings(BaseSettings):
+    """Placement and the READY buffer; also serves the rollout API."""
+
+    model_config = _config("POLAR_SCHEDULER_")
+
+    host: str = "127.0.0.1"
+    port: int = 8710
+    ready_target: int = 4
+    """Warm runtimes to keep over all nodes while tasks of that runtime are in sight."""
+    node_timeout_seconds: float = 10.0
+    """A node without a heartbeat for so long is lost."""
+    gateway_timeout_seconds: float = 60.0
+    """A gateway that does not come back for so long has its open sessions abandoned."""
+    max_open_tasks: int = 10000
+
+
+class StreamSettings(BaseSettings):
+    """Stitcher, grouper and packer."""
+
+    model_config = _config("POLAR_STREAM_")
+
+    max_open_sessions: int = 20000
+    max_open_groups: int = 5000
+    session_idle_seconds: float = 3600.0
+
+
+class PackerSettings(BaseSettings):
+    """How groups become batches."""
+
+    model_config = _config("POLAR_PACKER_")
+
+    policy: str = "policy"
+    groups_per_batch: int = 3
+    row_tokens: int = 4096
+    builder: Literal["per_request", "prefix_merging"] = "prefix_merging"
+    max_staleness: int = 8
+    """In versions; older groups are excluded with reason `stale`."""
+
+
+class TrainerSettings(BaseSettings):
+    """The Megatron-Core GRPO trainer."""
+
+    model_config = _config("POLAR_TRAINER_")
+
+    policy: str = "policy"
+    model_path: Path | None = None
+    """Hugging Face folder of the base model."""
+    output_dir: Path | None = None
+    """Checkpoints and published weights; default DATA_DIR/trainer."""
+    learning_rate: float = 1e-5
+    warmup_steps: int = 2
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    is_cap: float = 2.0
+    """C of the truncated importance weight min(exp(old - engine), C)."""
+    grad_clip: float = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_steps: int | None = None
+    keep_checkpoints: int = 2
+
+
+class WeightSyncSettings(BaseSettings):
+    """Loads published weights into the engines."""
+
+    model_config = _config("POLAR_WEIGHT_SYNC_")
+
+    policy: str = "policy"
+    engines: str = "http://127.0.0.1:8600"
+    """Comma-separated base URLs; `id=url` names one. Same form as the gateway's."""
+    gateways: str = ""
+    """Gateways to tell about version changes, besides those that send heartbeats."""
+    timeout_seconds: float = 120.0
+
+
+class EngineSettings(BaseSettings):
+    """The vLLM server that `polar up` or `polar engine` starts."""
+
+    model_config = _config("POLAR_ENGINE_")
+
+    id: str = "engine-0"
+    host: str = "127.0.0.1"
+    port: int = 8600
+    model_path: Path | None = None
+    served_model: str = "policy"
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    max_model_len: int = 4096
+    cpu_kvcache_gib: int = 1
+    chat_template: Path | None = None
+    tool_parser: str = "hermes"
+    extra_args: str = ""

@@ -1,0 +1,60 @@
+"""Bases of the wire models, and their one byte encoding.
+
+Readers ignore unknown fields and writers only add optional ones; a change that breaks a
+reader gets a new major `schema_version`, which old readers refuse by name.
+"""
+
+import hashlib
+import json
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class WireModel(BaseModel):
+    """A frozen value that travels inside an event."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="strings",
+        validate_default=True,
+    )
+
+
+class Event(WireModel):
+    """A value that travels alone as one record of a topic."""
+
+    SCHEMA_MAJOR: ClassVar[int] = 1
+
+    type: str
+    """Name of the model; the reader picks the model by it."""
+    schema_version: int = 1
+    """Major version of the model. A reader refuses a newer one (`schema_version`)."""
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON bytes of plain data: sorted keys, no spaces, UTF-8. Equal data gives equal bytes."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def encode(model: WireModel) -> bytes:
+    """The bytes of a value on the log. A pure function of the value, so digests can cover it."""
+    return canonical_json(model.model_dump(mode="json"))
+
+
+def digest(*parts: bytes) -> str:
+    """SHA-256 (hex) over the parts, each preceded by its length so that borders count."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()
+
+
+def digest_of(*models: WireModel) -> str:
+    """SHA-256 (hex) over the encodings of values, in order."""
+    return digest(*(encode(model) for model in models))

@@ -1,0 +1,117 @@
+"""polar.tasks.v1: what the rollout API accepts. Requests are validated with extra="forbid"."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from schemas.base import Event, WireModel
+from schemas.ids import TASK_ID_PATTERN
+
+
+class SamplingSpec(WireModel):
+    """The sampling distribution of a trainable session; the gateway forces it."""
+
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Upper limit of tokens a call; none leaves the harness's own limit."""
+
+
+class RuntimeSpec(WireModel):
+    """The box in which a harness runs."""
+
+    kind: Literal["local"] = "local"
+    """`local`: own process group and own directory on the node."""
+    prepare: tuple[str, ...] = ()
+    """Shell commands run once in the fresh runtime, before it counts as READY."""
+    env: dict[str, str] = {}
+    files: dict[str, str] = {}
+    """Relative path → text, written into the runtime's directory first."""
+
+
+class HarnessSpec(WireModel):
+    """The agent program."""
+
+    kind: Literal["shell"] = "shell"
+    command: Annotated[str, Field(min_length=1)]
+    """Run by `sh -c`; OPENAI_BASE_URL, OPENAI_API_KEY, POLAR_PROMPT and others are set."""
+    env: dict[str, str] = {}
+
+
+class EvaluatorSpec(WireModel):
+    """What scores a finished session on its node."""
+
+    kind: Literal["command", "none"] = "none"
+    """`none`: rewards come from outside programs only."""
+    command: str = ""
+    """Run by `sh -c` in the runtime. Last stdout line as JSON gives the scores, else the exit status."""
+    reward: str = "outcome"
+    """Reward name of a bare score or exit status (0 → 1.0, else 0.0)."""
+    timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
+
+    @model_validator(mode="after")
+    def _command_given(self) -> Self:
+        if self.kind == "command" and not self.command:
+            raise ValueError("evaluator.command is empty: give the command to run, or kind 'none'")
+        return self
+
+
+class RewardSpec(WireModel):
+    """How the rewards of a session become its score: sum of weight × value."""
+
+    required: tuple[str, ...] = ("outcome",)
+    """Reward names without which a completed session has no score."""
+    optional: tuple[str, ...] = ()
+    """Names that count when they arrive before `timeout_seconds`."""
+    weights: dict[str, float] = {}
+    """Weight of a name; 1.0 where none is given."""
+    timeout_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """Wait for rewards from the moment the group's members are fixed."""
+    timed_out_score: float | None = None
+    """Score of a member that ran out of time; none excludes it from the group."""
+
+
+class TimeoutSpec(WireModel):
+    """Budgets in seconds; waiting in a queue is free."""
+
+    init_seconds: Annotated[float, Field(gt=0)] = 120.0
+    run_seconds: Annotated[float, Field(gt=0)] = 600.0
+    group_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    """From GroupOpened; then the members are fixed as they are."""
+
+
+class TaskRequest(WireModel):
+    """Body of POST /tasks."""
+
+    task_id: Annotated[str, Field(pattern=TASK_ID_PATTERN)] | None = None
+    """Given: submitting it twice is one task. None: the API makes one."""
+    policy: str = "policy"
+    prompt: str = ""
+    """Handed to the harness as POLAR_PROMPT."""
+    harness: HarnessSpec
+    num_samples: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Size of the group: sessions of the same task."""
+    runtime: RuntimeSpec = RuntimeSpec()
+    evaluator: EvaluatorSpec = EvaluatorSpec()
+    reward: RewardSpec = RewardSpec()
+    sampling: SamplingSpec = SamplingSpec()
+    timeouts: TimeoutSpec = TimeoutSpec()
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    """Sessions a member may use up through infrastructure errors."""
+    metadata: dict[str, Any] = {}
+    """Copied to the harness as POLAR_METADATA (JSON) and kept with the task."""
+
+
+class RolloutTask(Event):
+    """A task as accepted."""
+
+    type: Literal["RolloutTask"] = "RolloutTask"
+    task_id: Annotated[str, Field(pattern=TASK_ID_PATTERN)]
+    spec: TaskRequest
+
+
+class TaskCancelled(Event):
+    """Stop the sessions of a task; what was recorded stays."""
+
+    type: Literal["TaskCancelled"] = "TaskCancelled"
+    task_id: str
+    reason: str

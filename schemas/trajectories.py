@@ -1,0 +1,46 @@
+"""polar.trajectories.v1."""
+
+from typing import Any, Literal
+
+from schemas.base import Event, WireModel
+from schemas.sessions import Outcome
+from schemas.tasks import SamplingSpec
+from schemas.trees import ListedItem, StitchedCall, TokenTree
+
+
+class CallText(WireModel):
+    """The text side of a call, for reward programs and people."""
+
+    call_id: str
+    new_messages: tuple[dict[str, Any], ...]
+    """Request messages that the call of the same session before it did not hold."""
+    kept_messages: int
+    """Leading messages shared with call `base_call`."""
+    base_call: int | None
+    answer: dict[str, Any]
+    tools_digest: str
+
+
+class Trajectory(Event):
+    """One session as a tree: emitted once, when the session is sealed or abandoned."""
+
+    type: Literal["Trajectory"] = "Trajectory"
+    trajectory_id: str
+    session_id: str
+    group_id: str
+    closed_by: Literal["sealed", "abandoned"]
+    outcome: Outcome
+    reason: str = ""
+    declared_calls: int | None
+    """Calls that the seal announced; none for an abandoned session."""
+    sampling: SamplingSpec = SamplingSpec()
+    tree: TokenTree
+    calls: tuple[StitchedCall, ...]
+    """All calls in order of seq, usable or not."""
+    texts: tuple[CallText, ...]
+    """Same order as `calls`."""
+    tools: dict[str, tuple[dict[str, Any], ...]] = {}
+    """Tool lists by digest."""
+    listed: tuple[ListedItem, ...] = ()
+    algorithm: str
+    """Version of the stitching algorithm; equal digests are promised per version."""
