@@ -23,7 +23,7 @@ def load_secret(settings: LogSettings) -> bytes:
         raise SettingsError(
             f"POLAR_SECRET_FILE {path}: {error.strerror}; create it with 32 random bytes in hex"
         ) from error
-    if len(text) < 32:  # noqa: PLR2004
+    if len(text) < 32:
         raise SettingsError(
             f"POLAR_SECRET_FILE {path} holds fewer than 32 characters; use 32 random bytes in hex"
         )
