@@ -6,6 +6,8 @@ reader gets a new major `schema_version`, which old readers refuse by name.
 
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -35,10 +37,34 @@ class Event(WireModel):
 
 
 def canonical_json(value: Any) -> bytes:
-    """JSON bytes of plain data: sorted keys, no spaces, UTF-8. Equal data gives equal bytes."""
+    """JSON bytes of plain data: sorted keys, no spaces, UTF-8. Equal data gives equal bytes.
+
+    Total over what harnesses and engines send: a text with half a surrogate pair is written in
+    escapes, a float that JSON does not know as the text `NaN`, `Infinity` or `-Infinity`.
+    """
+    try:
+        return _dump(value).encode()
+    except UnicodeEncodeError:
+        return _dump(value, ensure_ascii=True).encode()
+    except ValueError:
+        return canonical_json(_finite(value))
+
+
+def _dump(value: Any, *, ensure_ascii: bool = False) -> str:
     return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=ensure_ascii, allow_nan=False
+    )
+
+
+def _finite(value: Any) -> Any:
+    """The same data with non-finite floats as texts, which pydantic reads back as floats."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
 
 
 def encode(model: WireModel) -> bytes:

@@ -20,10 +20,14 @@ class UnreadableRecordError(ValueError):
         self.detail = detail
 
 
+def _not_json(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def decode(data: bytes | None, topic: TopicSpec) -> Event:
     """Read one value of a topic. Raises UnreadableRecordError and nothing else."""
     try:
-        value = json.loads(data or b"")
+        value = json.loads(data or b"", parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         raise UnreadableRecordError("not_json", str(error)) from error
     if not isinstance(value, dict):
