@@ -10,7 +10,8 @@ from schemas.base import digest
 TASK_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """A task id is part of session ids, file names and URLs, hence the narrow alphabet."""
 
-_SESSION = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})/(\d+)/(\d+)/(\d+)$")
+_COUNT = r"(0|[1-9][0-9]*)"
+_SESSION = re.compile(rf"([A-Za-z0-9][A-Za-z0-9._-]{{0,127}})/{_COUNT}/{_COUNT}/{_COUNT}")
 
 
 def session_id(task_id: str, member: int, attempt: int, epoch: int) -> str:
@@ -20,7 +21,7 @@ def session_id(task_id: str, member: int, attempt: int, epoch: int) -> str:
 
 def parse_session_id(value: str) -> tuple[str, int, int, int]:
     """(task_id, member, attempt, epoch). Raises ValueError on any other form."""
-    match = _SESSION.match(value)
+    match = _SESSION.fullmatch(value)
     if match is None:
         raise ValueError(f"session_id {value!r} is not task/member/attempt/epoch")
     return match[1], int(match[2]), int(match[3]), int(match[4])

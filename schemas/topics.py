@@ -41,6 +41,9 @@ NUM_GROUP_PARTITIONS = 4
 
 _MIB = 1024 * 1024
 _WEEK_MS = 7 * 24 * 3600 * 1000
+RECORD_OVERHEAD_BYTES = _MIB
+"""Room for the framing around a record: brokers measure whole batches, `max_message_bytes`
+counts value, key and headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class TopicSpec:
     written_by: str
     kept: Literal["time", "compacted", "forever"] = "time"
     max_message_bytes: int = 16 * _MIB
+    """Largest record (uncompressed value, key and headers; inclusive); checked before a send."""
     raw: bool = False
     """Values are bytes of another topic, not a model of this table."""
 
@@ -76,7 +80,7 @@ class TopicSpec:
     def configs(self) -> dict[str, str]:
         """Topic configuration for the broker."""
         values = {
-            "max.message.bytes": str(self.max_message_bytes),
+            "max.message.bytes": str(self.max_message_bytes + RECORD_OVERHEAD_BYTES),
             "compression.type": "producer",
         }
         if self.kept == "compacted":
@@ -150,7 +154,7 @@ BATCHES = TopicSpec(
 )
 POLICIES = TopicSpec("policies.v1", {PolicyPublished: "policy"}, "one", "trainer", kept="forever")
 ENGINES = TopicSpec("engines.v1", {EngineState: "engine_id"}, "one", "weight-sync", kept="compacted")
-DEAD_LETTERS = TopicSpec("dead-letters.v1", {}, "one", "every stage", max_message_bytes=64 * _MIB, raw=True)
+DEAD_LETTERS = TopicSpec("dead-letters.v1", {}, "one", "every stage", max_message_bytes=65 * _MIB, raw=True)
 
 TOPICS: tuple[TopicSpec, ...] = (
     TASKS, NODE_COMMANDS, NODES, SESSIONS, CALLS, TRAJECTORIES, REWARDS, GROUP_EVENTS, GROUPS,
