@@ -1,19 +1,27 @@
 """polar.node-commands.v1 (scheduler → node) and polar.nodes.v1 (heartbeats)."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from schemas.base import Event, WireModel
 from schemas.tasks import TaskRequest
 
 
 class PrewarmRuntime(Event):
-    """Prepare one idle runtime of this kind for the READY buffer."""
+    """Hold so many idle runtimes of this kind: the node's share of the READY buffer.
+
+    A level, not an increment: repeating it changes nothing, and the last one wins.
+    """
 
     type: Literal["PrewarmRuntime"] = "PrewarmRuntime"
     node_id: str
-    runtime_id: str
+    command_id: str
+    """`epoch/number` of the scheduler's command; heartbeats repeat the last one handled."""
     runtime_digest: str
     """Digest of the RuntimeSpec: a session takes a READY runtime with an equal one."""
+    count: Annotated[int, Field(ge=0)]
+    """Warm and warming runtimes; the node makes missing ones and removes surplus ones."""
     task: TaskRequest
     """Its runtime spec and init budget are used."""
 
@@ -69,6 +77,8 @@ class NodeHeartbeat(Event):
     """Warm and warming runtimes by runtime digest."""
     leases: tuple[str, ...] = ()
     """Session ids that the node holds (accepted and not finished)."""
+    last_command: str = ""
+    """command_id of the last PrewarmRuntime handled by this incarnation."""
     draining: bool = False
 
 

@@ -27,6 +27,13 @@ class RuntimeSpec(WireModel):
     files: dict[str, str] = {}
     """Relative path → text, written into the runtime's directory first."""
 
+    @model_validator(mode="after")
+    def _files_stay_inside(self) -> Self:
+        for path in self.files:
+            if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
+                raise ValueError(f"files: {path!r} must be a relative path inside the runtime's directory")
+        return self
+
 
 class HarnessSpec(WireModel):
     """The agent program."""
