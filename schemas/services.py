@@ -115,6 +115,7 @@ SERVICES: Mapping[str, ServiceSpec] = {
     "reward-program": ServiceSpec(
         "Any outside program that scores trajectories (polar.rewards helps to write one).",
         writes=(Reward,),
-        reads=(TRAJECTORIES,),
+        reads=(TRAJECTORIES, REWARDS),
+        dead_letters=True,
     ),
 }  # fmt: skip
