@@ -1,0 +1,199 @@
+"""What `polar up` runs: every service with its environment, its needs and its probe.
+
+A deployment is described by POLAR_* variables alone. They are kept in DATA_DIR/deployment.json,
+so that `polar up` on the same data directory is the same deployment again; variables of the
+present environment and options go before what was kept.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar.supervision.ports import reserve_ports
+from polar.supervision.processes import MARKER, SERVICE_MARKER
+from polar.supervision.supervisor import ServiceSpec
+
+Probe = Callable[[], Awaitable[bool]]
+
+FIXED_PORTS = {"broker": 9092, "gateway": 8700, "scheduler": 8710, "engine": 8600, "relay": 8605}
+"""Where services listen unless free ports are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What a user asked of `polar up`; None: as kept, else the default."""
+
+    data_dir: Path
+    """Absolute."""
+    kafka_home: Path | None = None
+    bootstrap_servers: str | None = None
+    model_path: Path | None = None
+    free_ports: bool = False
+    relay: bool | None = None
+    """Put a relay between gateway and engine that keeps raw answers (polar.demo.relay)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A resolved deployment."""
+
+    data_dir: Path
+    broker: str
+    """`embedded`, `kafka-home` or `external`."""
+    ports: Mapping[str, int]
+    env: Mapping[str, str]
+    services: tuple[ServiceSpec, ...]
+
+    def summary(self) -> dict[str, object]:
+        """What a program needs in order to talk to it."""
+        return {
+            "data_dir": str(self.data_dir),
+            "broker": self.broker,
+            "bootstrap_servers": self.env["POLAR_BOOTSTRAP_SERVERS"],
+            "rollout_api": f"http://127.0.0.1:{self.ports['scheduler']}",
+            "gateway": f"http://127.0.0.1:{self.ports['gateway']}",
+            "engine": f"http://127.0.0.1:{self.ports['engine']}",
+        }
+
+
+def resolve(options: UpOptions) -> Deployment:
+    """Choose ports, write DATA_DIR/deployment.json, list the services."""
+    kept = _load_kept(options.data_dir)
+    given = {name: value for name, value in os.environ.items() if name.startswith("POLAR_")}
+    external = options.bootstrap_servers or given.get("POLAR_BOOTSTRAP_SERVERS")
+    kafka_home = options.kafka_home
+    if external is None and kafka_home is None:
+        external = kept.get("external")
+        home = kept.get("kafka_home")
+        kafka_home = Path(home) if home else None
+    relay = options.relay if options.relay is not None else kept.get("relay") == "1"
+    names = ["gateway", "scheduler", "engine", *(["relay"] if relay else [])]
+    if external is None:
+        names.insert(0, "broker")
+    ports = reserve_ports(options.data_dir, names, fixed=None if options.free_ports else FIXED_PORTS)
+    broker = "external" if external else "kafka-home" if kafka_home else "embedded"
+    chosen = {**json.loads(kept.get("env", "{}")), **given}
+    if options.model_path is not None:
+        chosen["POLAR_ENGINE_MODEL_PATH"] = chosen["POLAR_TRAINER_MODEL_PATH"] = str(options.model_path)
+    chosen["POLAR_DATA_DIR"] = str(options.data_dir)
+    chosen["POLAR_BOOTSTRAP_SERVERS"] = external or f"127.0.0.1:{ports['broker']}"
+    # The markers of an enclosing deployment are no settings of this one.
+    chosen = {name: value for name, value in chosen.items() if name not in {MARKER, SERVICE_MARKER}}
+    env = {**_defaults(ports, broker=broker, relay=relay), **chosen}
+    _keep(
+        options.data_dir,
+        {
+            "external": external or "",
+            "kafka_home": str(kafka_home.absolute()) if kafka_home else "",
+            "relay": "1" if relay else "0",
+            "env": json.dumps(chosen, sort_keys=True),
+        },
+    )
+    services = _services(env, ports, broker, kafka_home, relay=relay)
+    return Deployment(options.data_dir, broker, ports, env, services)
+
+
+def _defaults(ports: Mapping[str, int], *, broker: str, relay: bool) -> dict[str, str]:
+    """Defaults of the services' settings in a one-machine deployment."""
+    engine = f"http://127.0.0.1:{ports['engine']}"
+    behind = f"http://127.0.0.1:{ports['relay']}" if relay else engine
+    return {
+        "POLAR_FETCH_MAX_WAIT_MS": "20" if broker == "embedded" else "500",
+        "POLAR_GATEWAY_PORT": str(ports["gateway"]),
+        "POLAR_GATEWAY_ENGINES": f"engine-0={behind}",
+        "POLAR_SCHEDULER_PORT": str(ports["scheduler"]),
+        "POLAR_ENGINE_PORT": str(ports["engine"]),
+        "POLAR_WEIGHT_SYNC_ENGINES": f"engine-0={behind}",
+        "POLAR_WEIGHT_SYNC_GATEWAYS": f"http://127.0.0.1:{ports['gateway']}",
+    }
+
+
+def _services(
+    env: Mapping[str, str], ports: Mapping[str, int], broker: str, kafka_home: Path | None, *, relay: bool
+) -> tuple[ServiceSpec, ...]:
+    polar = (sys.executable, "-m", "polar.cli.main")
+
+    def service(
+        name: str,
+        *needs: str,
+        ready: Probe | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> ServiceSpec:
+        return ServiceSpec(name, (*polar, name, *arguments), env, needs, ready, one_shot=name == "topics")
+
+    services = []
+    if broker != "external":
+        arguments = ("--port", str(ports["broker"]))
+        if kafka_home is not None:
+            arguments = (*arguments, "--kafka-home", str(kafka_home))
+        services.append(service("broker", ready=_listens(ports["broker"]), arguments=arguments))
+    services.append(service("topics", *(["broker"] if broker != "external" else [])))
+    services.append(service("engine", ready=_answers(ports["engine"], "/health")))
+    behind = "engine"
+    if relay:
+        behind = "relay"
+        engine = f"http://127.0.0.1:{ports['engine']}"
+        services.append(
+            ServiceSpec(
+                "relay",
+                (sys.executable, "-m", "polar.demo.relay", "--port", str(ports["relay"]), "--engine", engine),
+                env,
+                needs=("engine",),
+                is_ready=_listens(ports["relay"]),
+            )
+        )
+    services += [
+        service("gateway", "topics", behind, ready=_answers(ports["gateway"], "/ready")),
+        service("scheduler", "topics", ready=_answers(ports["scheduler"], "/health")),
+        service("node", "topics"),
+        service("stitcher", "topics"),
+        service("grouper", "topics"),
+        service("packer", "topics"),
+        service("trainer", "topics"),
+        service("weight-sync", "topics", behind),
+    ]
+    return tuple(services)
+
+
+def _listens(port: int) -> Probe:
+    async def probe() -> bool:
+        import asyncio
+
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return probe
+
+
+def _answers(port: int, path: str) -> Probe:
+    async def probe() -> bool:
+        import httpx
+
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+                answer = await client.get(f"http://127.0.0.1:{port}{path}")
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == 200
+
+    return probe
+
+
+def _load_kept(data_dir: Path) -> dict[str, str]:
+    path = data_dir / "deployment.json"
+    if not path.exists():
+        return {}
+    return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
+
+
+def _keep(data_dir: Path, value: Mapping[str, str]) -> None:
+    draft = data_dir / "deployment.json.new"
+    draft.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+    draft.replace(data_dir / "deployment.json")

@@ -1,0 +1,69 @@
+"""Entry point of `polar`. Importing this module must stay cheap: commands import what they need."""
+
+import sys
+from collections.abc import Callable
+
+import click
+import typer
+from pydantic import ValidationError
+
+from polar.cli import (
+    archive,
+    broker,
+    demo,
+    doctor,
+    replay,
+    services,
+    status,
+    submit,
+    topics,
+    trainer,
+    up,
+)
+from polar.cli.exits import Exit, explain, status_of
+from polar.errors import PolarError
+
+app = typer.Typer(
+    name="polar",
+    help="Reinforcement learning on black-box agent harnesses over a durable log.",
+    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 something that is needed is missing.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_PEOPLE = "For people"
+_SERVICES = "Services (settings come from the environment)"
+
+_FOR_PEOPLE: tuple[Callable[..., int | None], ...] = (
+    up.up, demo.demo, submit.submit, status.status, archive.archive, replay.replay, doctor.doctor,
+)  # fmt: skip
+for _command in _FOR_PEOPLE:
+    app.command(rich_help_panel=_PEOPLE)(_command)
+for _run in (broker.broker, topics.topics, trainer.trainer):
+    app.command(rich_help_panel=_SERVICES)(_run)
+for _service in services.SERVICES:
+    app.command(_service.name, help=_service.help_text(), rich_help_panel=_SERVICES)(_service.command())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    try:
+        result = app(arguments, standalone_mode=False)
+    except click.UsageError as error:
+        error.show()
+        sys.exit(Exit.USAGE)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(Exit.FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except (PolarError, ValidationError, ModuleNotFoundError) as error:
+        explain(error)
+        sys.exit(status_of(error))
+    sys.exit(result if isinstance(result, int) else Exit.OK)
+
+
+if __name__ == "__main__":
+    main()

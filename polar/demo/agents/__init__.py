@@ -1,0 +1,1 @@
+"""Agent programs of the demo. They know nothing of polar: the openai SDK and the standard library only."""

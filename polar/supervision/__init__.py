@@ -1,0 +1,1 @@
+"""Child processes that never outlive their parent, and a supervisor that keeps them running."""

@@ -1,0 +1,1 @@
+"""Logs: one line a record, with the fields by which a session can be followed."""

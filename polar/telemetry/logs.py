@@ -1,0 +1,47 @@
+"""The one place where logging is set up.
+
+A record is one line: time, level, service, logger, message, then the fields of `FIELDS` that the
+call gave in `extra`. Line breaks inside a message or a traceback are escaped, so that a log can
+be read by line-oriented tools.
+"""
+
+import logging
+import os
+import sys
+import time
+
+FIELDS = ("session_id", "group_id", "policy_version")
+"""Names that a log call may give in `extra`."""
+
+_NOISY = ("aiokafka", "faststream", "httpx", "httpcore", "uvicorn.access", "asyncio")
+
+
+class LineFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z WARNING gateway polar.gateway.spool: message session_id=…`."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line; never raises on odd arguments more than logging itself does."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        text = record.getMessage()
+        fields = "".join(
+            f" {name}={value}" for name in FIELDS if (value := getattr(record, name, None)) is not None
+        )
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        head = f"{moment}.{int(record.msecs):03d}Z {record.levelname} {self._service} {record.name}"
+        return f"{head}: {text}{fields}".replace("\r", "\\r").replace("\n", "\\n")
+
+
+def configure(service: str) -> None:
+    """Log to stderr for this process; the level comes from POLAR_LOG_LEVEL (default INFO)."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(os.environ.get("POLAR_LOG_LEVEL", "INFO").upper())
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
