@@ -45,7 +45,7 @@ up: $(INSTALLED) ## every service on this machine, with the embedded broker (UP_
 	@$(BIN)/polar up $(UP_ARGS)
 
 bench: $(INSTALLED) ## run the benchmarks; each prints one JSON line and records it in bench/results
-	@for program in bench/bench_*.py; do $(BIN)/python "$$program" || exit 1; done
+	@for program in bench/bench_*.py; do $(BIN)/python -m "bench.$$(basename "$$program" .py)" || exit 1; done
 
 schemas: $(INSTALLED) ## write schemas/generated from the models
 	@$(BIN)/python -m schemas.export
