@@ -32,6 +32,8 @@ class BatchManifest(Event):
     live_groups: tuple[str, ...]
     excluded: tuple[ListedItem, ...] = ()
     """Groups taken off the stream without training (`stale`, …), with reasons."""
+    truncated: tuple[ListedItem, ...] = ()
+    """Calls of which tokens lie beyond the row budget and are not trained (`row_truncated`)."""
     policy_version: PolicyVersion | None
     """Newest published version that staleness was measured against."""
     builder: Builder
