@@ -14,6 +14,22 @@ def _config(prefix: str) -> SettingsConfigDict:
     return SettingsConfigDict(env_prefix=prefix, extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
+def engine_urls(text: str) -> dict[str, str]:
+    """Engine id → base URL of an `engines` setting, in order; the i-th unnamed one is `engine-i`.
+
+    Raises ValueError when an id occurs twice or an entry is no http URL.
+    """
+    urls: dict[str, str] = {}
+    for index, entry in enumerate(part.strip() for part in text.split(",") if part.strip()):
+        name, separator, url = entry.partition("=")
+        if not separator or "://" in name:
+            name, url = f"engine-{index}", entry
+        if name in urls or not url.startswith(("http://", "https://")):
+            raise ValueError(f"engines: {entry!r} is not id=http://HOST:PORT with an id of its own")
+        urls[name] = url.rstrip("/")
+    return urls
+
+
 class LogSettings(BaseSettings):
     """How to reach the log; shared by every service."""
 
@@ -35,6 +51,21 @@ class LogSettings(BaseSettings):
     """Secret shared by nodes and gateways; default DATA_DIR/secret, made when missing."""
 
 
+BrokerKind = Literal["embedded", "kafka-home", "external"]
+
+
+class BrokerSettings(BaseSettings):
+    """The broker that `polar up` or `polar broker` runs."""
+
+    model_config = _config("POLAR_BROKER_")
+
+    kind: BrokerKind = "embedded"
+    port: int = 9092
+    """On 127.0.0.1; an Apache Kafka node takes the port after it too."""
+    kafka_home: Path | None = None
+    """Folder of an unpacked Apache Kafka, for kind `kafka-home`; needs Java 17."""
+
+
 class GatewaySettings(BaseSettings):
     """The proxy between harnesses and engines."""
 
@@ -54,7 +85,16 @@ class GatewaySettings(BaseSettings):
     spool_max_bytes: int = 1 << 30
     """At this size new calls get 503 with Retry-After; nothing is dropped."""
     max_in_flight: int = 256
+    """Calls at once; one more gets 429 with Retry-After."""
     max_request_bytes: int = 32 << 20
+    history_max_bytes: int = 256 << 20
+    """Memory for what records are delta-encoded against; sessions idle longest lose theirs."""
+    seal_wait_seconds: float = 5.0
+    """Calls in flight at a seal may take so long; then they are cancelled and recorded so."""
+    shutdown_wait_seconds: float = 20.0
+    """The same at SIGTERM, and again for the spool to reach the broker."""
+    probe_seconds: float = 2.0
+    """Pause between two looks at an engine."""
 
 
 class NodeSettings(BaseSettings):
@@ -96,6 +136,9 @@ class StreamSettings(BaseSettings):
     max_open_sessions: int = 20000
     max_open_groups: int = 5000
     session_idle_seconds: float = 3600.0
+    """A session without a record for so long is given up."""
+    estimator: Literal["group_mean_std", "group_mean", "leave_one_out"] = "group_mean_std"
+    """How scores of a group become advantages."""
 
 
 class PackerSettings(BaseSettings):
@@ -130,7 +173,10 @@ class TrainerSettings(BaseSettings):
     grad_clip: float = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_steps: int | None = None
+    """Steps since the base model after which the trainer ends; none trains for ever."""
     keep_checkpoints: int = 2
+    num_threads: int | None = None
+    """CPU threads of torch; none uses all processors."""
 
 
 class WeightSyncSettings(BaseSettings):

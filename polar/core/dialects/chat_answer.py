@@ -1,0 +1,161 @@
+"""OpenAI Chat Completions, the answer side: what the engine said → what is kept, what is passed on.
+
+Invariant: token ids and log-probs never reach the harness, everything that this file does not
+name does; what is kept is what the engine gave, complete or not, never repaired.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from polar.core.dialects.chat import ChatRequest
+
+_ENGINE_FIELDS = (
+    "prompt_token_ids",
+    "prompt_logprobs",
+    "prompt_text",
+    "kv_transfer_params",
+    "ec_transfer_params",
+)
+_ENGINE_CHOICE_FIELDS = ("token_ids", "logprobs", "routed_experts")
+_NO_LOGPROB = -9999.0
+"""vLLM's word for minus infinity or for a token without a log-prob."""
+
+
+class AnswerError(ValueError):
+    """The engine's bytes are no chat answer."""
+
+
+@dataclass(slots=True)
+class CapturedChoice:
+    """One answer as the engine sampled it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Natural log-probs; NaN where the engine gave none."""
+    aligned: bool = True
+    """False: some log-prob names another token than the id at its place."""
+    message: dict[str, Any] = field(default_factory=dict)
+    """The assistant message as the harness gets it."""
+    finish_reason: str | None = None
+
+    def take(self, choice: dict[str, Any]) -> None:
+        """Add ids and log-probs of an answer's choice or of a stream's chunk."""
+        entries = (choice.get("logprobs") or {}).get("content") or []
+        ids = choice.get("token_ids") or []
+        self.aligned = self.aligned and _aligned(ids, entries)
+        self.token_ids.extend(ids)
+        self.logprobs.extend(_logprob(entry.get("logprob")) for entry in entries)
+
+    def finish(self, choice: dict[str, Any]) -> None:
+        """Keep the finish reason, if this choice or chunk has one."""
+        if choice.get("finish_reason") is not None:
+            self.finish_reason = str(choice["finish_reason"])
+
+
+@dataclass(slots=True)
+class Captured:
+    """Everything to be kept of one upstream answer, whole or as far as it came."""
+
+    engine_request_id: str = ""
+    prompt_ids: list[int] = field(default_factory=list)
+    usage: dict[str, Any] | None = None
+    choices: dict[int, CapturedChoice] = field(default_factory=dict)
+
+    def choice(self, index: int) -> CapturedChoice:
+        """The choice of this index, made when new."""
+        return self.choices.setdefault(index, CapturedChoice())
+
+    def take_head(self, body: dict[str, Any]) -> None:
+        """Id, prompt ids and usage from an answer or a chunk."""
+        self.engine_request_id = str(body.get("id") or self.engine_request_id)
+        ids, usage = body.get("prompt_token_ids"), body.get("usage")
+        self.prompt_ids = ids if isinstance(ids, list) else self.prompt_ids
+        self.usage = usage if isinstance(usage, dict) else self.usage
+
+    def is_complete(self) -> bool:
+        """Whether ids = log-probs = usage, for prompt and answer."""
+        if self.usage is None or not self.choices or not self.prompt_ids:
+            return False
+        choices = self.choices.values()
+        return (
+            all(c.aligned and len(c.token_ids) == len(c.logprobs) for c in choices)
+            and sum(len(c.token_ids) for c in choices) == self.usage.get("completion_tokens")
+            and len(self.prompt_ids) == self.usage.get("prompt_tokens")
+        )
+
+
+def load_json(data: bytes) -> Any:
+    """JSON as engines write it: NaN and Infinity literals count as null. Raises AnswerError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(data, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise AnswerError(f"the engine's answer is not JSON: {error}") from error
+
+
+def capture_answer(data: bytes, request: ChatRequest) -> tuple[Captured, bytes]:
+    """(what is kept, body for the harness) of an unstreamed answer. Raises AnswerError."""
+    body = load_json(data)
+    if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
+        raise AnswerError("the engine's answer has no choices")
+    captured = Captured()
+    try:
+        captured.take_head(body)
+        for position, choice in enumerate(body["choices"]):
+            kept = captured.choice(int(choice.get("index", position)))
+            kept.take(choice)
+            kept.finish(choice)
+            message = choice.get("message") or {}
+            if request.hide_reasoning:
+                message.pop("reasoning", None)
+            if request.single_tool_call and message.get("tool_calls"):
+                message["tool_calls"] = message["tool_calls"][:1]
+            kept.message = message
+            strip(choice, _ENGINE_CHOICE_FIELDS)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise AnswerError(f"the engine's answer is malformed: {error}") from error
+    strip(body, _ENGINE_FIELDS)
+    name_model(body, request)
+    return captured, orjson.dumps(body)
+
+
+def strip_chunk(chunk: dict[str, Any]) -> None:
+    """Take the engine's fields out of a stream's chunk."""
+    strip(chunk, _ENGINE_FIELDS)
+    for choice in chunk["choices"]:
+        strip(choice, _ENGINE_CHOICE_FIELDS)
+
+
+def strip(value: dict[str, Any], names: Iterable[str]) -> None:
+    """Remove these fields where they are."""
+    for name in names:
+        value.pop(name, None)
+
+
+def name_model(body: dict[str, Any], request: ChatRequest) -> None:
+    """The harness reads the model's name that it asked for."""
+    if request.model and "model" in body:
+        body["model"] = request.model
+
+
+def _logprob(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= _NO_LOGPROB:
+        return math.nan
+    return float(value)
+
+
+def _aligned(ids: list[int], entries: list[dict[str, Any]]) -> bool:
+    """False when a log-prob is of another token. Engines that name no ids are not judged."""
+    for token_id, entry in zip(ids, entries, strict=False):
+        token = entry.get("token", "")
+        if token.startswith("token_id:") and token != f"token_id:{token_id}":
+            return False
+    return True

@@ -1,0 +1,96 @@
+"""Server-sent events: bytes in any split → events.
+
+Invariant: the events are a function of the concatenated bytes; where a read ends (inside a
+character, a field name, or between CR and LF) never matters.
+"""
+
+import re
+from dataclasses import dataclass
+
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+"""A line or event above this is an error: memory stays bounded whatever an engine sends."""
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+class SseError(ValueError):
+    """The bytes are no acceptable event stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One event: `data` lines joined by LF, and the `event` field (empty: a message)."""
+
+    data: bytes
+    name: str = ""
+
+
+class SseDecoder:
+    """Incremental decoder of one stream."""
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._limit = max_event_bytes
+        self._pending = bytearray()
+        self._scanned = 0
+        self._after_cr = False
+        self._at_start = True
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._name = ""
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        """Events that are complete with these bytes. Raises SseError above the size limit."""
+        if not chunk:
+            return []
+        if self._after_cr:
+            self._after_cr = False
+            chunk = chunk.removeprefix(b"\n")
+        self._pending += chunk
+        events: list[SseEvent] = []
+        begin = 0
+        while match := _LINE_END.search(self._pending, self._scanned):
+            line = bytes(self._pending[begin : match.start()])
+            begin = self._scanned = match.end()
+            # A CR at the very end may be the first half of CRLF: the LF is dropped when it comes.
+            self._after_cr = match.group() == b"\r" and begin == len(self._pending)
+            self._on_line(line, events)
+        del self._pending[:begin]
+        self._scanned = len(self._pending)
+        if len(self._pending) > self._limit:
+            raise SseError(f"a line of the event stream is over {self._limit} bytes")
+        return events
+
+    def finish(self) -> list[SseEvent]:
+        """Events that only lack their closing blank line when the stream ends cleanly."""
+        events: list[SseEvent] = []
+        if self._pending:
+            self._on_line(bytes(self._pending), events)
+            self._pending.clear()
+            self._scanned = 0
+        self._on_line(b"", events)
+        return events
+
+    def _on_line(self, line: bytes, events: list[SseEvent]) -> None:
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(_BOM)
+        if not line:
+            if self._data:
+                events.append(SseEvent(b"\n".join(self._data), self._name))
+            self._data, self._data_bytes, self._name = [], 0, ""
+            return
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data_bytes += len(value)
+            if self._data_bytes > self._limit:
+                raise SseError(f"an event of the stream is over {self._limit} bytes")
+            self._data.append(value)
+        elif field == b"event":
+            self._name = value.decode("utf-8", "replace")
+
+
+def frame(data: bytes) -> bytes:
+    """One message event. `data` must hold no line end (JSON text does not)."""
+    return b"data: " + data + b"\n\n"

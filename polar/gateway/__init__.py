@@ -1,0 +1,1 @@
+"""The proxy between harnesses and engines that records every call."""

@@ -1,0 +1,175 @@
+"""One dispatched call on its way through the engine and back.
+
+Invariant: whatever happens after dispatch, the call is recorded once, and the end of its
+answer (a whole body, or a stream's last chunk and `[DONE]`) is sent only after that.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from polar.core.dialects.chat_answer import AnswerError, Captured, capture_answer
+from polar.core.dialects.chat_stream import ChatStream, error_frame
+from polar.core.dialects.sse import SseDecoder, SseError
+from polar.core.recording import Dispatched
+from polar.gateway.engine import EngineBrokenError, EngineDownError
+from polar.gateway.engines import EnginePool, EngineSlot
+from polar.gateway.recorder import Recorder
+from polar.gateway.responses import (
+    STREAM_HEADERS,
+    HttpError,
+    Send,
+    refused_by_engine,
+    send_error,
+    send_json,
+    unavailable,
+)
+from polar.gateway.sessions import LiveSession
+from schemas.calls import Delivery
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_SECONDS = 1.0
+"""An engine may take so long to close its stream behind `[DONE]`; then the connection is closed."""
+
+
+class Exchange:
+    """See the module. Made at dispatch; `run` is called once."""
+
+    def __init__(
+        self,
+        engines: EnginePool,
+        recorder: Recorder,
+        live: LiveSession,
+        slot: EngineSlot,
+        call: Dispatched,
+        send: Send,
+    ) -> None:
+        self._engines = engines
+        self._recorder = recorder
+        self._live = live
+        self._slot = slot
+        self._call = call
+        self._send = send
+        self._mark = slot.versions.open()
+        self._stream: ChatStream | None = None
+        self._record_id: int | None = None
+        self._started = False
+        """The response's head is sent: from now on errors travel inside the stream."""
+
+    async def run(self, body: Mapping[str, Any]) -> None:
+        """Talk to the engine and answer the harness; whatever happens, record."""
+        try:
+            try:
+                await self._talk(body)
+            except asyncio.CancelledError as cancelled:
+                self._record(Delivery.CLIENT_ABORTED, str(cancelled) or "cancelled")
+                raise
+        except (sqlite3.Error, OSError) as error:
+            # The number stays reserved: its record is written at the seal or the next start.
+            logger.exception(
+                "session_id=%s call %s is not durable", self._call.session_id, self._call.first_seq
+            )
+            await self._end_with(unavailable(f"the call cannot be recorded: {error}", "spool_error"))
+        finally:
+            self._slot.versions.close(self._mark)
+
+    async def _talk(self, body: Mapping[str, Any]) -> None:
+        headers = {
+            "X-Polar-Purpose": "call",
+            "X-Polar-Call": f"{self._call.session_id}#{self._call.first_seq}",
+        }
+        try:
+            async with self._slot.client.chat(body, headers) as response:
+                await self._answer(response)
+        except EngineDownError as error:
+            self._slot.suspect("engine_down", str(error))
+            await self._fail(unavailable(f"engine_down: {error}", "engine_down"))
+        except EngineBrokenError as error:
+            await self._fail(_bad_gateway(error, "engine_broke_off"))
+        except (AnswerError, SseError) as error:
+            await self._fail(_bad_gateway(error, "engine_answer"))
+
+    async def _answer(self, response: aiohttp.ClientResponse) -> None:
+        if response.status != 200:
+            data = await response.read()
+            if response.status == 404:
+                self._slot.suspect("engine_serves_other_model", "the engine refused the policy's model name")
+            await self._fail(refused_by_engine(response.status, data, response.headers.get("Retry-After")))
+        elif self._call.request.stream:
+            await self._pass_on(response)
+        else:
+            captured, body = capture_answer(await response.read(), self._call.request)
+            await self._keep(captured)
+            await send_json(self._send, 200, body)
+
+    async def _pass_on(self, response: aiohttp.ClientResponse) -> None:
+        """Chunks flow as they come; the end waits for the record."""
+        self._stream = stream = ChatStream(self._call.request)
+        decoder = SseDecoder()
+        async for data in response.content.iter_any():
+            await self._write(b"".join([stream.on_data(event.data) for event in decoder.feed(data)]))
+            if stream.done or stream.error is not None:
+                break
+        await self._write(b"".join([stream.on_data(event.data) for event in decoder.finish()]))
+        if stream.error is not None:
+            raise EngineBrokenError(f"engine {self._slot.engine_id} reports: {stream.error}")
+        if not stream.is_whole:
+            raise EngineBrokenError(f"engine {self._slot.engine_id} ended its stream too early")
+        await self._keep(stream.close())
+        await self._write(stream.ending)
+        await self._send({"type": "http.response.body", "body": b""})
+        await _drain(response)
+
+    async def _keep(self, captured: Captured) -> None:
+        """A whole answer is here: record it and wait until the record is durable."""
+        await self._engines.refresh(self._slot)
+        await self._recorder.durable(self._record(Delivery.DELIVERED, "", captured))
+
+    async def _fail(self, error: HttpError) -> None:
+        """Record the failure, then tell the harness."""
+        await self._recorder.durable(self._record(Delivery.UPSTREAM_ERROR, error.message))
+        await self._end_with(error)
+
+    async def _end_with(self, error: HttpError) -> None:
+        if self._started:
+            # No [DONE] and no finish reason: nobody may take this for a whole answer.
+            body = error_frame(error.message, error.kind, error.code)
+            await self._send({"type": "http.response.body", "body": body})
+        else:
+            await send_error(self._send, error)
+
+    async def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        if not self._started:
+            self._started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _record(self, delivery: Delivery, error: str, captured: Captured | None = None) -> int:
+        """Spool the record, once: what comes later finds the call recorded."""
+        if self._record_id is None:
+            if captured is None:
+                captured = self._stream.close() if self._stream else Captured()
+            self._record_id = self._recorder.record(
+                self._live, self._call, captured,
+                last_version=self._slot.versions.close(self._mark), delivery=delivery, error=error,
+            )  # fmt: skip
+        return self._record_id
+
+
+def _bad_gateway(error: Exception, code: str) -> HttpError:
+    return HttpError(502, str(error), kind="upstream_error", code=code, retry_after=1)
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read a stream to its end, so that its connection can serve the next call."""
+    try:
+        await asyncio.wait_for(response.content.read(), _DRAIN_SECONDS)
+    except (TimeoutError, aiohttp.ClientError):
+        response.close()

@@ -1,0 +1,150 @@
+"""The parts of one gateway, put together and taken apart in the right order.
+
+Start: spool → records of calls that died with the last process → sender, engines, heartbeat.
+Stop: no more requests (the server's job) → spool to the broker as far as it answers → close.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from polar.errors import LogError, SettingsError
+from polar.gateway.engine import new_http_session
+from polar.gateway.engines import EnginePool
+from polar.gateway.proxy import ChatProxy
+from polar.gateway.recorder import Recorder
+from polar.gateway.sender import SpoolSender, WriterFactory
+from polar.gateway.sessions import SessionTable
+from polar.gateway.spool import Spool
+from polar.settings import GatewaySettings, LogSettings, engine_urls
+from schemas.nodes import GatewayHeartbeat
+
+logger = logging.getLogger(__name__)
+
+_PURGE_SECONDS = 60.0
+_HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Parts:
+    """One running gateway."""
+
+    log: LogSettings
+    settings: GatewaySettings
+    spool: Spool
+    sender: SpoolSender
+    sessions: SessionTable
+    engines: EnginePool
+    recorder: Recorder
+    proxy: ChatProxy
+    background: list[asyncio.Task[None]] = field(default_factory=list)
+    """Sender, engine watch, heartbeat, purge: none of them ends while the gateway runs."""
+    incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
+    """New at each start of the process."""
+
+    @property
+    def url(self) -> str:
+        """Where nodes and harnesses reach it."""
+        return self.settings.public_url or f"http://{self.settings.host}:{self.settings.port}"
+
+    @property
+    def trouble(self) -> tuple[str, str] | None:
+        """(reason, detail) while the gateway should get no new sessions."""
+        if self.engines.trouble is not None:
+            return self.engines.trouble
+        if self.spool.size_bytes >= self.settings.spool_max_bytes:
+            return "spool_full", f"{self.spool.num_records} records wait for the broker"
+        if self.sender.trouble:
+            return "broker_down", self.sender.trouble
+        return None
+
+
+@asynccontextmanager
+async def running_parts(
+    log: LogSettings, settings: GatewaySettings, secret: bytes, new_writer: WriterFactory
+) -> AsyncIterator[Parts]:
+    """The parts with their background tasks, until the block ends. Raises SettingsError."""
+    try:
+        urls = engine_urls(settings.engines)
+    except ValueError as error:
+        raise SettingsError(f"POLAR_GATEWAY_ENGINES: {error}") from error
+    if not urls:
+        raise SettingsError("POLAR_GATEWAY_ENGINES names no engine; give the base URL of a vLLM server")
+    spool = Spool(log.data_dir / "gateway" / settings.id)
+    http = new_http_session()
+    try:
+        sender = SpoolSender(spool, new_writer)
+        sessions = SessionTable(spool, settings.id, settings.history_max_bytes)
+        sessions.recover("gateway restarted")
+        engines = EnginePool(urls, http, model=settings.model, probe_seconds=settings.probe_seconds)
+        recorder = Recorder(sessions, sender, settings.broker_grace_ms / 1000)
+        proxy = ChatProxy(settings, secret, spool, sessions, engines, recorder)
+        parts = Parts(log, settings, spool, sender, sessions, engines, recorder, proxy)
+        parts.background = tasks = [
+            asyncio.create_task(work, name=name)
+            for name, work in (
+                ("spool-sender", sender.run()),
+                ("engine-watch", engines.run()),
+                ("heartbeat", _beat(parts)),
+                ("purge", _purge(spool)),
+            )
+        ]
+        try:
+            yield parts
+            await _flush(parts)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    logger.error("a background task of the gateway failed", exc_info=outcome)
+    finally:
+        await http.close()
+        spool.close()
+
+
+async def _flush(parts: Parts) -> None:
+    """Give the broker a last chance; what it does not take stays spooled, fsynced."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(parts.sender.drained(), parts.settings.shutdown_wait_seconds)
+    await asyncio.to_thread(parts.spool.fsync)
+    if parts.spool.num_records:
+        logger.warning("%s records stay in the spool for the next start", parts.spool.num_records)
+
+
+async def _beat(parts: Parts) -> None:
+    """Tell where the gateway is and how it is; a lost heartbeat is only late."""
+    seq = 0
+    while True:
+        seq += 1
+        trouble = parts.trouble
+        heartbeat = GatewayHeartbeat(
+            gateway_id=parts.settings.id,
+            incarnation=parts.incarnation,
+            seq=seq,
+            url=parts.url,
+            open_sessions=parts.spool.count_open(),
+            in_flight=parts.sessions.num_in_flight,
+            spool_records=parts.spool.num_records,
+            ready=trouble is None,
+            reason="" if trouble is None else f"{trouble[0]}: {trouble[1]}",
+        )
+        with contextlib.suppress(LogError):
+            await parts.sender.write_aside(heartbeat)
+        await asyncio.sleep(_HEARTBEAT_SECONDS)
+
+
+async def _purge(spool: Spool) -> None:
+    while True:
+        try:
+            if forgotten := spool.purge(time.time()):
+                logger.info("forgot %s sessions whose keys expired", forgotten)
+        except sqlite3.Error:
+            logger.exception("the spool cannot be purged")
+        await asyncio.sleep(_PURGE_SECONDS)

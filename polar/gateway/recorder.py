@@ -1,0 +1,59 @@
+"""From a finished call to a durable record: build, spool, wait.
+
+Invariant: what `record` returns is spooled, so nothing that happens later loses it; what
+`durable` returned for outlives the machine.
+"""
+
+import logging
+from collections import Counter
+
+from polar.core.dialects.chat_answer import Captured
+from polar.core.recording import Dispatched, build_records
+from polar.gateway.sender import SpoolSender
+from polar.gateway.sessions import LiveSession, SessionTable
+from schemas.calls import Delivery
+from schemas.policies import PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Records the calls of all sessions."""
+
+    def __init__(self, sessions: SessionTable, sender: SpoolSender, grace_seconds: float) -> None:
+        self._sessions = sessions
+        self._sender = sender
+        self._grace_seconds = grace_seconds
+        self.counters: Counter[str] = Counter()
+        """Records by delivery and by reason why they are not trained."""
+
+    def record(
+        self,
+        live: LiveSession,
+        call: Dispatched,
+        captured: Captured,
+        *,
+        last_version: PolicyVersion,
+        delivery: Delivery,
+        error: str,
+    ) -> int:
+        """Spool a call's records; returns the spool id of the last. Raises sqlite3.Error."""
+        records = build_records(
+            call, captured, live.history, last_version=last_version, delivery=delivery, error=error
+        )
+        record_id = self._sessions.commit(live, records)
+        self._sender.wake()
+        for record in records:
+            self.counters[record.delivery] += 1
+            if record.untrainable is not None:
+                self.counters[record.untrainable] += 1
+            logger.debug(
+                "session_id=%s seq=%s policy_version=%s..%s %s finish=%s %s",
+                record.session_id, record.seq, record.policy.first, record.policy.last, record.delivery,
+                record.finish_reason, record.error,
+            )  # fmt: skip
+        return record_id
+
+    async def durable(self, record_id: int) -> None:
+        """Wait for the broker, and after the grace for the disk. Raises OSError."""
+        await self._sender.durable(record_id, self._grace_seconds)

@@ -1,0 +1,173 @@
+"""From the spool to the log: one task, in spool order.
+
+| waits for | who unblocks it |
+|---|---|
+| a record in the spool | `wake`, called after every commit |
+| the broker | LogWriter's own time-out, then again after a pause, for ever |
+
+Invariant: a record leaves the spool only after the broker acknowledged it. A session's opening
+record is acknowledged before its calls are sent, and its calls before its seal. What was sent
+before a crash and not yet dropped is sent again: consumers know duplicates by their ids.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from polar.core.stage import Emit, Partition
+from polar.errors import LogError, LogUnavailableError, RecordTooLargeError
+from polar.gateway.spool import Spool, SpooledRecord
+from schemas.base import Event
+from schemas.codec import decode
+from schemas.topics import CALLS
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH_RECORDS = 256
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
+
+
+class Writer(Protocol):
+    """What the sender needs of polar.kafka.writer.LogWriter."""
+
+    async def write(self, event: Event) -> tuple[Partition, int]:
+        """Write one event; returns its coordinates once it is acknowledged."""
+
+    async def write_many(self, events: Sequence[Emit]) -> list[tuple[Partition, int]]:
+        """Write events in order; returns when all are acknowledged."""
+
+
+WriterFactory = Callable[[], AbstractAsyncContextManager[Writer]]
+
+
+class SpoolSender:
+    """Sends what is spooled and tells who waits for it."""
+
+    def __init__(self, spool: Spool, new_writer: WriterFactory) -> None:
+        self._spool = spool
+        self._new_writer = new_writer
+        self._work = asyncio.Event()
+        self._sent = 0
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._syncing: asyncio.Task[None] | None = None
+        self._writer: Writer | None = None
+        self.refused = 0
+        """Records over the broker's limit: logged and left out, since nothing could send them."""
+        self.trouble = "no broker has answered yet"
+        """Why the broker cannot be reached; empty while it can."""
+
+    def wake(self) -> None:
+        """There is something new in the spool."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """Send for ever. One writer for all tries: it knows what an interrupted try has sent."""
+        failures = 0
+        async with self._new_writer() as writer:
+            self._writer = writer
+            while True:
+                try:
+                    await self._send_next(writer)
+                    failures = 0
+                except (LogError, sqlite3.Error) as error:
+                    pause = _PAUSES[min(failures, len(_PAUSES) - 1)]
+                    failures += 1
+                    self.trouble = str(error)
+                    logger.warning(
+                        "%s records wait in the spool, next try in %s s: %s",
+                        self._spool.num_records, pause, error,
+                    )  # fmt: skip
+                    await asyncio.sleep(pause)
+
+    async def write_aside(self, event: Event) -> None:
+        """Write an event that needs no spool. Raises LogError."""
+        if self._writer is None:
+            raise LogUnavailableError("the writer has not started")
+        try:
+            await self._writer.write(event)
+        except LogError as error:
+            self.trouble = str(error)
+            raise
+        self.trouble = ""
+
+    async def acknowledged(self, record_id: int) -> None:
+        """Wait until the broker holds this record."""
+        if not self._spool.has_record(record_id):
+            return
+        future = self._waiting.get(record_id)
+        if future is None:
+            future = self._waiting[record_id] = asyncio.get_running_loop().create_future()
+        await asyncio.shield(future)
+
+    async def durable(self, record_id: int, grace_seconds: float) -> None:
+        """Wait until a record outlives this machine: on the log, or after the grace fsynced here.
+
+        Raises OSError when the disk refuses.
+        """
+        try:
+            await asyncio.wait_for(self.acknowledged(record_id), grace_seconds)
+        except TimeoutError:
+            await self._synced()
+
+    async def drained(self) -> None:
+        """Wait until the spool is empty."""
+        while rows := self._spool.batch(0, max_records=1, max_bytes=0):
+            await self.acknowledged(rows[0].id)
+
+    async def _send_next(self, writer: Writer) -> None:
+        self._work.clear()
+        batch = _until_border(
+            self._spool.batch(self._sent, max_records=MAX_BATCH_RECORDS, max_bytes=MAX_BATCH_BYTES)
+        )
+        if not batch:
+            await self._work.wait()
+            return
+        try:
+            await writer.write_many([Emit(decode(record.data, CALLS)) for record in batch])
+        except RecordTooLargeError:
+            await self._send_singly(writer, batch)
+        self.trouble = ""
+        self._spool.acknowledge(batch)
+        self._sent = batch[-1].id
+        for record in batch:
+            if (future := self._waiting.pop(record.id, None)) and not future.done():
+                future.set_result(None)
+        if self._spool.wants_checkpoint:
+            await asyncio.to_thread(self._spool.checkpoint)
+
+    async def _send_singly(self, writer: Writer, batch: list[SpooledRecord]) -> None:
+        for record in batch:
+            try:
+                await writer.write(decode(record.data, CALLS))
+            except RecordTooLargeError:
+                self.refused += 1
+                logger.exception(
+                    "record %s of session_id=%s is over the broker's limit and cannot be kept",
+                    record.id, record.session_id,
+                )  # fmt: skip
+
+    async def _synced(self) -> None:
+        """One fsync at a time; who comes while one runs needs the next."""
+        while self._syncing is not None:
+            await asyncio.wait({self._syncing})
+        self._syncing = asyncio.ensure_future(asyncio.to_thread(self._spool.fsync))
+        try:
+            await asyncio.shield(self._syncing)
+        finally:
+            self._syncing = None
+
+
+def _until_border(records: list[SpooledRecord]) -> list[SpooledRecord]:
+    """The leading records that may be in flight together: one that opens or closes a session
+    never shares a batch with another record of it."""
+    seen: dict[str, bool] = {}
+    for position, record in enumerate(records):
+        before = seen.get(record.session_id)
+        if before is not None and (before or record.borders):
+            return records[:position]
+        seen[record.session_id] = bool(before) or record.borders
+    return records

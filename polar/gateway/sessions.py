@@ -1,0 +1,266 @@
+"""The sessions of a gateway: which are open, what number comes next, what is in flight.
+
+The spool holds what must survive; memory holds calls in flight and delta histories, the latter
+bounded in bytes (longest idle first) and rebuilt as whole records after a loss.
+
+Invariant: a number is reserved in the spool before its call is dispatched, and leaves it only
+with its record; a sealed session has as many records as its seal says.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from polar.core.dialects.chat import ChatRequest
+from polar.core.recording import Dispatched, SessionHistory, unfinished_record
+from polar.core.session_keys import SessionClaims
+from polar.gateway.spool import SessionRow, Spool
+from schemas.calls import CallRecord, SessionOpened, SessionSealed
+from schemas.ids import group_of
+from schemas.policies import PolicyVersion
+from schemas.sessions import Outcome
+from schemas.tasks import SamplingSpec
+
+logger = logging.getLogger(__name__)
+
+_MAX_LIVE = 4096
+"""Sessions in memory, besides those with calls in flight."""
+
+
+class SessionRefusedError(Exception):
+    """The session takes no calls; `reason` is `not_open` or `sealed`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class LiveSession:
+    """What memory holds of a session."""
+
+    session_id: str
+    group_id: str
+    in_flight: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    """Task by first seq of its call."""
+    choices: dict[int, int] = field(default_factory=dict)
+    """Number of seqs by first seq, of the calls in flight."""
+    sealing: bool = False
+    history: SessionHistory = field(default_factory=SessionHistory)
+    history_bytes: int = 0
+    """Size of the history as the table counts it."""
+
+    @property
+    def open_calls(self) -> tuple[int, ...]:
+        """seqs in flight, in order."""
+        return tuple(
+            sorted(first + index for first, choices in self.choices.items() for index in range(choices))
+        )
+
+
+class SessionTable:
+    """All sessions of one gateway."""
+
+    def __init__(self, spool: Spool, gateway_id: str, history_max_bytes: int) -> None:
+        self._spool = spool
+        self._gateway_id = gateway_id
+        self._history_max_bytes = history_max_bytes
+        self._history_bytes = 0
+        self._live: OrderedDict[str, LiveSession] = OrderedDict()
+        self.num_in_flight = 0
+        """Calls between dispatch and record."""
+
+    def open(
+        self, session_id: str, group_id: str, sampling: SamplingSpec, expires_at: float, *, trainable: bool
+    ) -> int:
+        """Open a session, or find it open; returns the spool id of its SessionOpened.
+
+        Raises SessionRefusedError when it is sealed.
+        """
+        row = self._spool.session(session_id)
+        if row is not None:
+            if row.sealed_record is not None:
+                raise SessionRefusedError("sealed", f"session {session_id} is sealed")
+            return row.opened_record
+        event = SessionOpened(
+            session_id=session_id,
+            group_id=group_id,
+            gateway_id=self._gateway_id,
+            sampling=sampling,
+            trainable=trainable,
+        )
+        logger.info("session_id=%s is open", session_id)
+        return self._spool.open_session(event, expires_at)
+
+    def admit(self, claims: SessionClaims) -> LiveSession:
+        """The session of a valid key, if it takes calls. Raises SessionRefusedError."""
+        row = self._spool.session(claims.session_id)
+        if row is None:
+            raise SessionRefusedError(
+                "not_open",
+                f"session {claims.session_id} is not open at this gateway; its node opens it first",
+            )
+        live = self._live.get(claims.session_id)
+        if row.sealed_record is not None or (live is not None and live.sealing):
+            raise SessionRefusedError(
+                "sealed", f"session {claims.session_id} is sealed and takes no more calls"
+            )
+        return self._touch(row)
+
+    def begin(
+        self,
+        live: LiveSession,
+        request: ChatRequest,
+        task: asyncio.Task[None] | None,
+        *,
+        trainable: bool,
+        sampling_used: dict[str, Any],
+        engine_id: str,
+        first_version: PolicyVersion,
+    ) -> Dispatched:
+        """Reserve the numbers of a call that `task` carries out, and note it in flight."""
+        if task is None:
+            raise RuntimeError("a call runs in a task of its own, so that a seal can end it")
+        open_calls = live.open_calls
+        infos = [
+            orjson.dumps(
+                {
+                    "group_id": live.group_id,
+                    "request_digest": request.digest,
+                    "choice_index": index,
+                    "stream": request.stream,
+                    "sampling_used": sampling_used,
+                    "engine_id": engine_id,
+                    "version": str(first_version),
+                }
+            )
+            for index in range(request.choices)
+        ]
+        first_seq = self._spool.reserve(live.session_id, infos)
+        live.in_flight[first_seq] = task
+        live.choices[first_seq] = request.choices
+        self.num_in_flight += 1
+        return Dispatched(
+            session_id=live.session_id,
+            group_id=live.group_id,
+            first_seq=first_seq,
+            open_calls=open_calls,
+            request=request,
+            sampling_used=sampling_used,
+            trainable=trainable,
+            engine_id=engine_id,
+            first_version=first_version,
+        )
+
+    def commit(self, live: LiveSession, records: Sequence[CallRecord]) -> int:
+        """Spool a call's records; returns the id of the last. The history has grown: trim it."""
+        record_id = self._spool.record(records)
+        size = live.history.size_bytes
+        self._history_bytes += size - live.history_bytes
+        live.history_bytes = size
+        self._trim()
+        return record_id
+
+    def end(self, live: LiveSession, call: Dispatched) -> None:
+        """The call is no longer in flight."""
+        if live.in_flight.pop(call.first_seq, None) is not None:
+            del live.choices[call.first_seq]
+            self.num_in_flight -= 1
+
+    async def seal(
+        self, session_id: str, outcome: Outcome, reason: str, *, wait_seconds: float, now: float
+    ) -> tuple[int, int]:
+        """Refuse new calls, settle those in flight, spool the seal: (calls, spool id of the seal).
+
+        Sealing again gives the same. A session that was never opened is opened first.
+        Raises ValueError for an id that is none.
+        """
+        row = self._spool.session(session_id)
+        if row is None:
+            self.open(session_id, group_of(session_id), SamplingSpec(), now, trainable=True)
+            row = self._require(session_id)
+        if row.sealed_record is None:
+            live = self._touch(row)
+            live.sealing = True
+            await self._settle(live, wait_seconds)
+            row = self._require(session_id)
+            if row.sealed_record is None:
+                self._seal(row, outcome, reason)
+                row = self._require(session_id)
+            self._drop(session_id)
+        return row.next_seq - 1, row.sealed_record or 0
+
+    def recover(self, error: str, session_id: str | None = None) -> int:
+        """Write the records of calls that died without one; returns how many."""
+        unrecorded = self._spool.unrecorded(session_id)
+        for session, seq, info in unrecorded:
+            known = orjson.loads(info)
+            record = unfinished_record(
+                session,
+                known["group_id"],
+                seq,
+                request_digest=known["request_digest"],
+                choice_index=known["choice_index"],
+                stream=known["stream"],
+                sampling_used=known["sampling_used"],
+                engine_id=known["engine_id"],
+                version=PolicyVersion.parse(known["version"]),
+                error=error,
+            )
+            self._spool.record([record])
+            logger.warning("session_id=%s call %s has no answer: %s", session, seq, error)
+        return len(unrecorded)
+
+    def _seal(self, row: SessionRow, outcome: Outcome, reason: str) -> None:
+        self.recover("the gateway could not record this call", row.session_id)
+        event = SessionSealed(
+            session_id=row.session_id,
+            group_id=row.group_id,
+            calls=row.next_seq - 1,
+            outcome=outcome,
+            reason=reason,
+        )
+        self._spool.seal(event)
+        logger.info("session_id=%s is sealed with %s calls, outcome %s", row.session_id, event.calls, outcome)
+
+    async def _settle(self, live: LiveSession, wait_seconds: float) -> None:
+        tasks = set(live.in_flight.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=wait_seconds)
+            for task in late:
+                task.cancel("the session is sealed")
+            if late:
+                await asyncio.wait(late)
+
+    def _touch(self, row: SessionRow) -> LiveSession:
+        live = self._live.get(row.session_id)
+        if live is None:
+            live = self._live[row.session_id] = LiveSession(row.session_id, row.group_id)
+        self._live.move_to_end(row.session_id)
+        return live
+
+    def _require(self, session_id: str) -> SessionRow:
+        row = self._spool.session(session_id)
+        if row is None:
+            raise KeyError(session_id)
+        return row
+
+    def _drop(self, session_id: str) -> None:
+        live = self._live.pop(session_id, None)
+        if live is not None:
+            self._history_bytes -= live.history_bytes
+
+    def _trim(self) -> None:
+        """Let the longest idle sessions forget, until the rest fits."""
+        if self._history_bytes <= self._history_max_bytes and len(self._live) <= _MAX_LIVE:
+            return
+        for session_id, live in list(self._live.items()):
+            if not live.in_flight and not live.sealing:
+                self._drop(session_id)
+                if self._history_bytes <= self._history_max_bytes and len(self._live) <= _MAX_LIVE:
+                    return

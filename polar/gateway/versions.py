@@ -1,0 +1,77 @@
+"""Which weights an engine may be sampling with, as weight-sync tells it.
+
+Invariant: a call's interval is never too narrow. weight-sync tells `pending` after the engine
+paused and `settled` before it resumes, and waits for both answers, so every version that the
+engine sampled with between a call's dispatch and its last token was told in that time or was
+settled at dispatch.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas.policies import PolicyVersion
+
+BASE_VERSION = PolicyVersion(lineage="base", step=0)
+"""What an engine runs that weight-sync has not touched yet (vLLM says `default`)."""
+
+Phase = Literal["pending", "settled"]
+
+
+def parse_weight_version(text: str) -> PolicyVersion:
+    """The version that an engine reports. Raises ValueError when it is none of ours."""
+    return BASE_VERSION if text == "default" else PolicyVersion.parse(text)
+
+
+@dataclass(slots=True)
+class VersionMark:
+    """A call's view of its engine's versions, taken at dispatch; give it back to `close`."""
+
+    first: PolicyVersion
+    told: list[PolicyVersion]
+    """Versions told since, in order; begins with the one pending at dispatch, if any."""
+
+
+@dataclass(slots=True)
+class EngineVersions:
+    """The versions of one engine."""
+
+    settled: PolicyVersion = BASE_VERSION
+    pending: PolicyVersion | None = None
+    was_told: bool = False
+    """weight-sync knows this gateway: from now on every change is told before it happens."""
+    _open: dict[int, VersionMark] = field(default_factory=dict)
+
+    def tell(self, phase: Phase, version: PolicyVersion) -> None:
+        """weight-sync announces a version."""
+        self.was_told = True
+        if phase == "pending":
+            self.pending = version
+            self._note(version)
+        else:
+            self.observe(version)
+
+    def observe(self, version: PolicyVersion) -> None:
+        """The engine runs this version now."""
+        self.settled, self.pending = version, None
+        self._note(version)
+
+    def open(self) -> VersionMark:
+        """A call is dispatched now."""
+        mark = VersionMark(self.settled, [] if self.pending is None else [self.pending])
+        self._open[id(mark)] = mark
+        return mark
+
+    def close(self, mark: VersionMark) -> PolicyVersion:
+        """The call's last token is here: the newest version that may have made it.
+
+        After a load that was rolled back this is the version that was tried, not the one
+        that came back.
+        """
+        self._open.pop(id(mark), None)
+        return next((version for version in reversed(mark.told) if version != mark.first), mark.first)
+
+    def _note(self, version: PolicyVersion) -> None:
+        for mark in self._open.values():
+            # Bounded: repeats of the latest word add nothing.
+            if not mark.told or mark.told[-1] != version:
+                mark.told.append(version)
