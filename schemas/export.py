@@ -55,13 +55,33 @@ def asyncapi() -> dict[str, Any]:
     }
 
 
+def topics_table() -> str:
+    """The topics as a Markdown table, for ARCHITECTURE.md."""
+    lines = [
+        "| topic | key | partitions | values | written by | read by | kept |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    partitions = {"sessions": "many", "groups": "G", "one": "1"}
+    kept = {"time": "by time", "compacted": "compacted", "forever": "for ever"}
+    for topic in TOPICS:
+        keys = ", ".join(dict.fromkeys(topic.models.values())) or "the record's own"
+        values = ", ".join(model.__name__ for model in topic.models) or "raw bytes; DeadLetter as headers"
+        readers = ", ".join(name for name, spec in SERVICES.items() if topic in spec.reads) or "people"
+        number = partitions[topic.partitions]
+        cells = (topic.name, keys, number, values, topic.written_by, readers, kept[topic.kept])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def documents() -> dict[str, bytes]:
     """Every generated file: name → content."""
     values: dict[str, Mapping[str, Any]] = {
         f"{model.__name__}.schema.json": value_schema(model) for model in VALUES
     }
     values["asyncapi.json"] = asyncapi()
-    return {name: _pretty(value) for name, value in values.items()}
+    contents = {name: _pretty(value) for name, value in values.items()}
+    contents["topics.md"] = topics_table().encode()
+    return contents
 
 
 def stale(folder: Path = GENERATED) -> list[str]:

@@ -85,8 +85,8 @@ SERVICES: Mapping[str, ServiceSpec] = {
         reads=(),
     ),
     "stitcher": ServiceSpec(
-        "Calls of a session → its token-prefix tree.",
-        writes=(Trajectory,),
+        "Calls of a session → its token-prefix tree; gives up sessions that stay idle.",
+        writes=(Trajectory, SessionAbandoned),
         reads=(CALLS,),
         dead_letters=True,
     ),

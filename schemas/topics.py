@@ -132,7 +132,7 @@ CALLS = TopicSpec(
         SessionAbandoned: "session_id",
     },
     "sessions",
-    "the gateway that owns the session; scheduler writes SessionAbandoned",
+    "the gateway that owns the session; scheduler and stitcher write SessionAbandoned",
 )
 TRAJECTORIES = TopicSpec(
     "trajectories.v1", {Trajectory: "group_id"}, "groups", "stitcher", max_message_bytes=64 * _MIB
