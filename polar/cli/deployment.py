@@ -5,13 +5,13 @@ so that `polar up` on the same data directory is the same deployment again; vari
 present environment and options go before what was kept.
 """
 
-import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from polar.supervision.kept import KeptDeployment, keep_deployment, load_deployment
 from polar.supervision.ports import reserve_ports
 from polar.supervision.processes import MARKER, SERVICE_MARKER
 from polar.supervision.supervisor import ServiceSpec
@@ -61,21 +61,19 @@ class Deployment:
 
 def resolve(options: UpOptions) -> Deployment:
     """Choose ports, write DATA_DIR/deployment.json, list the services."""
-    kept = _load_kept(options.data_dir)
+    kept = load_deployment(options.data_dir)
     given = {name: value for name, value in os.environ.items() if name.startswith("POLAR_")}
-    external = options.bootstrap_servers or given.get("POLAR_BOOTSTRAP_SERVERS")
-    kafka_home = options.kafka_home
-    if external is None and kafka_home is None:
-        external = kept.get("external")
-        home = kept.get("kafka_home")
-        kafka_home = Path(home) if home else None
-    relay = options.relay if options.relay is not None else kept.get("relay") == "1"
+    external = options.bootstrap_servers or given.get("POLAR_BOOTSTRAP_SERVERS") or ""
+    kafka_home = str(options.kafka_home.absolute()) if options.kafka_home else ""
+    if not external and not kafka_home:
+        external, kafka_home = kept.external, kept.kafka_home
+    relay = kept.relay if options.relay is None else options.relay
     names = ["gateway", "scheduler", "engine", *(["relay"] if relay else [])]
-    if external is None:
+    if not external:
         names.insert(0, "broker")
     ports = reserve_ports(options.data_dir, names, fixed=None if options.free_ports else FIXED_PORTS)
     broker = "external" if external else "kafka-home" if kafka_home else "embedded"
-    chosen = {**json.loads(kept.get("env", "{}")), **given}
+    chosen = {**kept.chosen, **given}
     if options.model_path is not None:
         chosen["POLAR_ENGINE_MODEL_PATH"] = chosen["POLAR_TRAINER_MODEL_PATH"] = str(options.model_path)
     chosen["POLAR_DATA_DIR"] = str(options.data_dir)
@@ -83,16 +81,8 @@ def resolve(options: UpOptions) -> Deployment:
     # The markers of an enclosing deployment are no settings of this one.
     chosen = {name: value for name, value in chosen.items() if name not in {MARKER, SERVICE_MARKER}}
     env = {**_defaults(ports, broker=broker, relay=relay), **chosen}
-    _keep(
-        options.data_dir,
-        {
-            "external": external or "",
-            "kafka_home": str(kafka_home.absolute()) if kafka_home else "",
-            "relay": "1" if relay else "0",
-            "env": json.dumps(chosen, sort_keys=True),
-        },
-    )
-    services = _services(env, ports, broker, kafka_home, relay=relay)
+    keep_deployment(options.data_dir, KeptDeployment(external, kafka_home, relay, chosen, env))
+    services = _services(env, ports, kafka_home, relay=relay)
     return Deployment(options.data_dir, broker, ports, env, services)
 
 
@@ -112,7 +102,7 @@ def _defaults(ports: Mapping[str, int], *, broker: str, relay: bool) -> dict[str
 
 
 def _services(
-    env: Mapping[str, str], ports: Mapping[str, int], broker: str, kafka_home: Path | None, *, relay: bool
+    env: Mapping[str, str], ports: Mapping[str, int], kafka_home: str, *, relay: bool
 ) -> tuple[ServiceSpec, ...]:
     polar = (sys.executable, "-m", "polar.cli.main")
 
@@ -122,15 +112,22 @@ def _services(
         ready: Probe | None = None,
         arguments: tuple[str, ...] = (),
     ) -> ServiceSpec:
-        return ServiceSpec(name, (*polar, name, *arguments), env, needs, ready, one_shot=name == "topics")
+        return ServiceSpec(
+            name,
+            (*polar, name, *arguments),
+            env,
+            needs=needs,
+            is_ready=ready,
+            one_shot=name == "topics",
+        )
 
     services = []
-    if broker != "external":
-        arguments = ("--port", str(ports["broker"]))
-        if kafka_home is not None:
-            arguments = (*arguments, "--kafka-home", str(kafka_home))
+    if "broker" in ports:
+        arguments: tuple[str, ...] = ("--port", str(ports["broker"]))
+        if kafka_home:
+            arguments = (*arguments, "--kafka-home", kafka_home)
         services.append(service("broker", ready=_listens(ports["broker"]), arguments=arguments))
-    services.append(service("topics", *(["broker"] if broker != "external" else [])))
+    services.append(service("topics", *(["broker"] if "broker" in ports else [])))
     services.append(service("engine", ready=_answers(ports["engine"], "/health")))
     behind = "engine"
     if relay:
@@ -184,16 +181,3 @@ def _answers(port: int, path: str) -> Probe:
         return answer.status_code == 200
 
     return probe
-
-
-def _load_kept(data_dir: Path) -> dict[str, str]:
-    path = data_dir / "deployment.json"
-    if not path.exists():
-        return {}
-    return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
-
-
-def _keep(data_dir: Path, value: Mapping[str, str]) -> None:
-    draft = data_dir / "deployment.json.new"
-    draft.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
-    draft.replace(data_dir / "deployment.json")

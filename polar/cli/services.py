@@ -97,7 +97,7 @@ SERVICES: tuple[Service, ...] = (
         "Turn trajectories and rewards into one scored tree a group.", is_stream=True,
     ),
     Service(
-        "packer", "streams.packer:create_app", (LogSettings, StreamSettings, PackerSettings),
+        "packer", "streams.packer:create_app", (LogSettings, PackerSettings),
         "Turn scored groups into batches of packed rows.", is_stream=True,
     ),
     Service(

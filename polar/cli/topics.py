@@ -2,9 +2,12 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from polar.settings import LogSettings
 
 Json = Annotated[bool, typer.Option("--json", help="Print the topics as JSON.")]
 Replication = Annotated[int, typer.Option(help="Replication factor of new topics.", min=1)]
@@ -27,7 +30,7 @@ def topics(replication: Replication = 1, wait: Wait = 60.0, as_json: Json = Fals
         sys.stdout.write(json.dumps({"topics": names}) + "\n")
 
 
-async def _ensure(settings: "LogSettings", *, replication: int, wait_seconds: float) -> None:  # noqa: F821
+async def _ensure(settings: "LogSettings", *, replication: int, wait_seconds: float) -> None:
     import asyncio
 
     from polar.errors import LogUnavailableError

@@ -45,10 +45,13 @@ class Account:
 def audit(run: Recorded, answers: Sequence[Answer], journal: Sequence[JournalEntry]) -> Account:
     """Compare. Pure; answers and journal come from polar.demo.witness."""
     calls_of: dict[str, set[str]] = defaultdict(set)
+    choices_of: dict[str, set[int]] = defaultdict(set)
+    """Choices of one answer are calls of their own."""
     recorded: set[tuple[str, str, str]] = set()
     for call in run.calls:
         if call.engine_request_id:
             calls_of[call.engine_request_id].add(call.call_id)
+            choices_of[call.engine_request_id].add(call.choice_index)
             recorded.add((call.session_id, call.engine_request_id, _content_sha256(call)))
     received = dict.fromkeys(journal)
     lost = tuple(
@@ -56,7 +59,11 @@ def audit(run: Recorded, answers: Sequence[Answer], journal: Sequence[JournalEnt
         for entry in received
         if (entry.session, entry.response_id, entry.content_sha256) not in recorded
     )
-    double = tuple(entry.response_id for entry in received if len(calls_of[entry.response_id]) > 1)
+    double = tuple(
+        entry.response_id
+        for entry in received
+        if len(calls_of[entry.response_id]) > len(choices_of[entry.response_id])
+    )
     unexplained, interrupted = _classify(run, answers, calls_of)
     faithful = _check_rows(run, answers)
     return Account(
@@ -157,7 +164,7 @@ def summarize(run: Recorded, account: Account, *, seconds: float) -> dict[str, f
     steps = {policy.batch_number for policy in run.policies if policy.batch_number >= 0}
     loaded = {str(state.version) for state in run.engines if state.status == "ready" and state.version}
     gaps = [policy.metrics for policy in published if policy.metrics.get("gap_tokens", 0) > 0]
-    depths = _depths_while_running(run)
+    depths = depths_while_running(run)
     return {
         "sessions": len({opened.session_id for opened in run.opened}),
         "calls": len(run.distinct_calls),
@@ -181,7 +188,7 @@ def summarize(run: Recorded, account: Account, *, seconds: float) -> dict[str, f
     }
 
 
-def _depths_while_running(run: Recorded) -> list[int]:
+def depths_while_running(run: Recorded) -> list[int]:
     """READY depth in the heartbeats from the first to the last one with a busy node."""
     busy = [
         index
@@ -194,10 +201,19 @@ def _depths_while_running(run: Recorded) -> list[int]:
 
 
 def tokens_by_kind(run: Recorded) -> list[Counter[str]]:
-    """Per batch: trained tokens, other tokens of the rows (context), padding up to the budget."""
+    """Per batch: trained tokens, other tokens of its rows (context), and tokens that its calls have
+    in prompts and completions beyond those of the rows (shared: computed once for several calls)."""
     counts: dict[int, Counter[str]] = {batch.number: Counter() for batch in run.manifests}
     for row in run.rows:
         count = counts[row.batch_number]
         count["trained"] += len(row.sources)
-        count["context"] += len(row.tokens) - len(row.sources)
+        count["context"] += len(row.tokens) - len(set(row.sources))
+    lengths = {
+        call.call_id: call.prompt_tokens + call.sampled_tokens for group in run.groups for call in group.calls
+    }
+    for batch in run.manifests:
+        calls = {call for row in run.rows if row.batch_number == batch.number for call in row.call_ids}
+        count = counts[batch.number]
+        whole = sum(lengths.get(call, 0) for call in calls)
+        count["shared"] = max(0, whole - count["trained"] - count["context"])
     return [counts[number] for number in sorted(counts)]

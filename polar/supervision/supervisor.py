@@ -54,6 +54,8 @@ class ServiceSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """Added to the supervisor's own environment."""
+    late_env: Callable[[], Mapping[str, str]] | None = None
+    """More of it, known only when the service starts."""
     needs: tuple[str, ...] = ()
     """Services that must have been ready before the first start."""
     is_ready: Callable[[], Awaitable[bool]] | None = None
@@ -158,7 +160,8 @@ class Supervisor:
             await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS)) - 1])
 
     def _start(self, spec: ServiceSpec) -> None:
-        env = {**os.environ, **spec.env, MARKER: self._deployment, SERVICE_MARKER: spec.name}
+        late = spec.late_env() if spec.late_env is not None else {}
+        env = {**os.environ, **spec.env, **late, MARKER: self._deployment, SERVICE_MARKER: spec.name}
         with self.log_path(spec.name).open("ab") as log:
             process = start_child(spec.argv, env=env, log=log)
         self._processes[spec.name] = process
