@@ -171,7 +171,7 @@ class World:
 
     def drain(self) -> None:
         """Read everything there is, including what the scheduler writes meanwhile."""
-        while self.core is not None and any([self.read(partition) for partition in self.log]):
+        while self.core is not None and sum(self.read(partition) for partition in self.log):
             pass
 
     # -- nodes and gateways -------------------------------------------------------------------

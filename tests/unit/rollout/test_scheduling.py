@@ -3,12 +3,12 @@
 import dataclasses
 
 import pytest
-from tests.unit.rollout.scheduler_world import LIMITS, World, request
 
 from schemas.calls import SessionAbandoned
 from schemas.group_events import GroupMembersFixed, GroupOpened
 from schemas.nodes import CancelSession, PrewarmRuntime, SchedulerStarted, StartSession
 from schemas.sessions import Outcome, SessionLost, SessionReady, SessionRequested
+from tests.unit.rollout.scheduler_world import LIMITS, World, request
 
 
 def started(world: World) -> list[StartSession]:

@@ -1,0 +1,1 @@
+"""Rollouts: the HTTP API that accepts tasks, and the node that runs their sessions."""
