@@ -110,6 +110,12 @@ class NodeSettings(BaseSettings):
     """Warm runtimes held at most."""
     postrun_workers: int = 4
     heartbeat_seconds: float = 1.0
+    gateway_wait_seconds: float = 30.0
+    """A gateway that does not open a session for so long makes it an infrastructure error."""
+    seal_wait_seconds: float = 60.0
+    """The same for the seal; then the scheduler abandons the session."""
+    keep_runtimes: int = 20
+    """Directories of finished sessions that stay for inspection, the newest."""
 
 
 class SchedulerSettings(BaseSettings):

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ValidationError
 from schemas.tasks import TaskRequest
 
 MAX_BODY_BYTES = 8 << 20
+MAX_VARIABLE_BYTES = 120_000
+"""Linux refuses a single environment variable of 128 KiB."""
 
 
 class BadRequestError(ValueError):
@@ -54,7 +56,7 @@ def parse_task(content_type: str, body: bytes) -> TaskRequest:
             400, "not_json", f"the body is a JSON {type(value).__name__}", remedy="send one JSON object"
         )
     try:
-        return TaskRequest.model_validate(value, extra="forbid")
+        task = TaskRequest.model_validate(value, extra="forbid")
     except ValidationError as error:
         problems = [
             _problem(item["loc"], item["type"], item["msg"]) for item in error.errors(include_url=False)
@@ -68,6 +70,16 @@ def parse_task(content_type: str, body: bytes) -> TaskRequest:
             field=first["field"],
             problems=problems,
         ) from error
+    for field, text in (("prompt", task.prompt), ("metadata", json.dumps(task.metadata, ensure_ascii=False))):
+        if len(text.encode("utf-8", "replace")) > MAX_VARIABLE_BYTES:
+            raise refuse(
+                422,
+                "invalid_task",
+                f"{field}: more than {MAX_VARIABLE_BYTES} bytes do not fit in an environment variable",
+                remedy=f"put it into runtime.files and let the harness read the file, not {field}",
+                field=field,
+            )
+    return task
 
 
 def _problem(loc: Sequence[int | str], kind: str, message: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Evaluators: what scores a finished session on its node."""

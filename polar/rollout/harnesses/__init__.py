@@ -1,0 +1,1 @@
+"""Harnesses: the agent programs, unmodified."""

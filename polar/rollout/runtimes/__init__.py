@@ -1,0 +1,1 @@
+"""Runtimes: the boxes in which harnesses run."""
