@@ -129,7 +129,7 @@ async def _ask(engine: EngineClient, model: str, sampling: Mapping[str, Any]) ->
         captured, _ = capture_answer(data, request)
     except (AnswerError, LookupError, TypeError, ValueError) as error:
         raise _incomplete(engine, repr(error)) from error
-    if not captured.is_complete() or not top:
+    if captured.usage is None or not captured.is_complete() or not top:
         raise _incomplete(engine, _counts(captured))
     return top
 

@@ -37,8 +37,6 @@ class CapturedChoice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Natural log-probs; NaN where the engine gave none."""
-    aligned: bool = True
-    """False: some log-prob names another token than the id at its place."""
     message: dict[str, Any] = field(default_factory=dict)
     """The assistant message as the harness gets it."""
     finish_reason: str | None = None
@@ -46,9 +44,7 @@ class CapturedChoice:
     def take(self, choice: dict[str, Any]) -> None:
         """Add ids and log-probs of an answer's choice or of a stream's chunk."""
         entries = (choice.get("logprobs") or {}).get("content") or []
-        ids = choice.get("token_ids") or []
-        self.aligned = self.aligned and _aligned(ids, entries)
-        self.token_ids.extend(ids)
+        self.token_ids.extend(choice.get("token_ids") or [])
         self.logprobs.extend(_logprob(entry.get("logprob")) for entry in entries)
 
     def finish(self, choice: dict[str, Any]) -> None:
@@ -78,14 +74,18 @@ class Captured:
         self.usage = usage if isinstance(usage, dict) else self.usage
 
     def is_complete(self) -> bool:
-        """Whether ids = log-probs = usage, for prompt and answer."""
-        if self.usage is None or not self.choices or not self.prompt_ids:
-            return False
+        """Whether ids = log-probs = usage, for prompt and answer.
+
+        Usage that did not come contradicts nothing; the engine's probe demands it once.
+        """
         choices = self.choices.values()
+        counted = self.usage or {}
+        sampled = sum(len(choice.token_ids) for choice in choices)
         return (
-            all(c.aligned and len(c.token_ids) == len(c.logprobs) for c in choices)
-            and sum(len(c.token_ids) for c in choices) == self.usage.get("completion_tokens")
-            and len(self.prompt_ids) == self.usage.get("prompt_tokens")
+            bool(choices and self.prompt_ids)
+            and all(len(choice.token_ids) == len(choice.logprobs) for choice in choices)
+            and counted.get("completion_tokens", sampled) == sampled
+            and counted.get("prompt_tokens", len(self.prompt_ids)) == len(self.prompt_ids)
         )
 
 
@@ -150,12 +150,3 @@ def _logprob(value: Any) -> float:
     if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= _NO_LOGPROB:
         return math.nan
     return float(value)
-
-
-def _aligned(ids: list[int], entries: list[dict[str, Any]]) -> bool:
-    """False when a log-prob is of another token. Engines that name no ids are not judged."""
-    for token_id, entry in zip(ids, entries, strict=False):
-        token = entry.get("token", "")
-        if token.startswith("token_id:") and token != f"token_id:{token_id}":
-            return False
-    return True

@@ -60,7 +60,9 @@ class Connection:
         await self.writer.drain()
 
     async def event(self, value: Any) -> None:
-        await self.chunk(b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n")
+        await self.chunk(
+            b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
+        )
 
     async def end_chunks(self) -> None:
         self.writer.write(b"0\r\n\r\n")
@@ -94,6 +96,8 @@ class FakeEngine:
         self.script: list[Answer] = []
         self.talk: Talk | None = None
         self.url = ""
+        self.stop: Callable[[], Awaitable[None]]
+        """Close the socket and all connections, as the end of its process would."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer)
@@ -102,7 +106,9 @@ class FakeEngine:
                 head = await reader.readuntil(b"\r\n\r\n")
                 lines = head.decode().split("\r\n")
                 method, path, _ = lines[0].split(" ")
-                headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)}
+                headers = {
+                    k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)
+                }
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 await self._route(connection, method, path, headers, body)
                 if writer.is_closing():
@@ -136,7 +142,11 @@ class FakeEngine:
         self.requests.append(body)
         self.headers.append(headers)
         if self.script:
-            await self._play(connection, self.script.pop(0))
+            try:
+                await self._play(connection, self.script.pop(0))
+            except ConnectionError:
+                self.closed_early += 1
+                raise
         elif self.talk is not None:
             await self.talk(connection, body)
         elif body.get("stream"):
@@ -279,11 +289,16 @@ async def running_engine(port: int = 0) -> AsyncIterator[FakeEngine]:
 
     server = await asyncio.start_server(accept, "127.0.0.1", port)
     engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield engine
-    finally:
+
+    async def stop() -> None:
         server.close()
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    engine.stop = stop
+    try:
+        yield engine
+    finally:
+        await stop()
         await server.wait_closed()

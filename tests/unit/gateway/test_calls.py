@@ -17,7 +17,9 @@ async def test_an_unstreamed_call_is_answered_clean_and_recorded_exactly(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:
     key = await gateway.open()
-    status, body, _ = await gateway.chat(key, question("hi", temperature=0.1, top_p=0.5, seed=7, max_tokens=9))
+    status, body, _ = await gateway.chat(
+        key, question("hi", temperature=0.1, top_p=0.5, seed=7, max_tokens=9)
+    )
 
     assert status == 200
     assert body["choices"][0]["message"]["content"] == "ok"
@@ -52,7 +54,9 @@ async def test_an_unstreamed_call_is_answered_clean_and_recorded_exactly(
     assert engine.headers[0]["x-polar-call"] == f"{SESSION}#1"
 
 
-async def test_a_stream_flows_before_the_engine_has_finished(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_a_stream_flows_before_the_engine_has_finished(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
     key = await gateway.open()
     go_on = asyncio.Event()
 
@@ -106,7 +110,9 @@ async def test_usage_shows_only_when_it_was_asked_for(gateway: RunningGateway) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_openai_sdk_works_with_key_and_with_prefix(gateway: RunningGateway, *, stream: bool) -> None:
+async def test_the_openai_sdk_works_with_key_and_with_prefix(
+    gateway: RunningGateway, *, stream: bool
+) -> None:
     key = await gateway.open()
     for base, api_key in ((f"{gateway.url}/v1", key), (f"{gateway.url}/s/{key}/v1", "unused")):
         async with openai.AsyncOpenAI(base_url=base, api_key=api_key, max_retries=0) as client:
@@ -184,12 +190,24 @@ async def test_what_would_bend_the_distribution_unseen_is_left_out(
     await gateway.chat(
         key,
         question(
-            logit_bias={"1": 5}, top_k=3, min_tokens=4, parallel_tool_calls=False, tools=[strict], max_tokens=100,
-            kv_transfer_params={"prompt_token_ids": [1]}, presence_penalty=1.5, response_format={"type": "text"},
+            logit_bias={"1": 5},
+            top_k=3,
+            min_tokens=4,
+            parallel_tool_calls=False,
+            tools=[strict],
+            max_tokens=100,
+            kv_transfer_params={"prompt_token_ids": [1]},
+            presence_penalty=1.5,
+            response_format={"type": "text"},
         ),
-    )  # fmt: skip
+    )
     (sent,) = engine.requests
-    assert (sent["temperature"], sent["top_k"], sent["presence_penalty"], sent["max_tokens"]) == (0.7, 0, 0.0, 5)
+    assert (sent["temperature"], sent["top_k"], sent["presence_penalty"], sent["max_tokens"]) == (
+        0.7,
+        0,
+        0.0,
+        5,
+    )
     assert not {"logit_bias", "min_tokens", "parallel_tool_calls", "kv_transfer_params"} & sent.keys()
     assert "strict" not in sent["tools"][0]["function"]
     (record,) = gateway.log.calls()
@@ -241,7 +259,9 @@ async def test_a_calls_version_interval_spans_what_was_told_meanwhile(
     assert {r.seq: r.open_calls for r in gateway.log.calls()} == {1: (), 2: (1,), 3: (1, 2)}
 
 
-async def test_a_gateway_that_nobody_told_asks_the_engine(gateway: RunningGateway, engine: FakeEngine) -> None:
+async def test_a_gateway_that_nobody_told_asks_the_engine(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
     key = await gateway.open()
     engine.weight_version = "run:3"
     await gateway.chat(key)
@@ -253,7 +273,10 @@ async def test_reasoning_content_reaches_the_engine_as_reasoning(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:
     key = await gateway.open()
-    history = [{"role": "assistant", "content": "A", "reasoning_content": "R"}, {"role": "user", "content": "q"}]
+    history = [
+        {"role": "assistant", "content": "A", "reasoning_content": "R"},
+        {"role": "user", "content": "q"},
+    ]
     await gateway.chat(key, {"messages": history})
     assert engine.requests[0]["messages"][0] == {"role": "assistant", "content": "A", "reasoning": "R"}
     assert gateway.log.calls()[0].messages.new[0]["reasoning"] == "R"
