@@ -11,6 +11,7 @@ from typing import Any
 
 from polar.cli.running import run_service
 from polar.settings import (
+    BrokerSettings,
     EngineSettings,
     GatewaySettings,
     LogSettings,
@@ -76,6 +77,10 @@ async def _as_coroutine(awaitable: Any) -> None:
 
 
 SERVICES: tuple[Service, ...] = (
+    Service(
+        "broker", "polar.kafka.brokers:serve", (LogSettings, BrokerSettings),
+        "Run the embedded broker, or one node of an unpacked Apache Kafka, on loopback.",
+    ),
     Service(
         "gateway", "polar.gateway.app:serve", (LogSettings, GatewaySettings),
         "Stand between harness and engine; record every call.",

@@ -94,8 +94,10 @@ def _history_cause(now: Sequence[Message], before: Sequence[Message]) -> tuple[C
     old, new = before[at], now[at]
     if old.get("role") == "tool" and _same_tool_results(now, before, at):
         return "tool_result_reordered", where
-    if old.get("role") == new.get("role") == "assistant":
-        return _answer_cause(new, old), where
+    if old.get("role") == "assistant":
+        if new.get("role") == "assistant":
+            return _answer_cause(new, old), where
+        return "truncated_history", f"the answer at {where} is gone"
     if len(now) < len(before):
         return "truncated_history", f"earlier messages are gone from {where} on"
     return "unknown", where

@@ -21,8 +21,10 @@ from schemas.group_events import GroupMembersFixed, GroupOpened, GroupSealed
 from schemas.ids import trajectory_id
 from schemas.rewards import Reward
 from schemas.sessions import Outcome
-from schemas.topics import GROUP_EVENTS
+from schemas.topics import GROUP_EVENTS, REWARDS, TRAJECTORIES, TopicSpec
 from schemas.trajectories import Trajectory
+
+TOPICS = (GROUP_EVENTS, TRAJECTORIES, REWARDS)
 
 SEAL_PARTITION = "seal-partition"
 SEAL_OFFSET = "seal-offset"
@@ -36,7 +38,12 @@ class GrouperWaits:
     """How long the grouper waits, in seconds."""
 
     unknown_group: float = 60.0
-    """A trajectory or reward waits so long for the GroupOpened of its group."""
+    """A trajectory or reward waits so long for the GroupOpened of its group …"""
+    quiet: float = 5.0
+    """… and goes on waiting until no group event came for so long (a stage that lags reads
+    them all the time) …"""
+    unknown_group_at_most: float = 600.0
+    """… or until it waited so long."""
     trajectory: float = 3600.0
     """From fixed members; then a group is sealed without the trajectories that are missing."""
     failed_member_rewards: float = 2.0
@@ -56,8 +63,17 @@ class _Group:
     sealed: GroupSealed | None = None
     sealed_at: float = 0.0
     seal_offset: int = -1
+    sealed_before_start: bool = False
+    """The seal lay on the log when this process started."""
     records: dict[str, LogRecord] = field(default_factory=dict)
     """Records by trajectory or reward id, to list those that the seal leaves out."""
+
+    def has_sealed_parts(self) -> bool:
+        """Whether everything that the seal lists is there."""
+        sealed = self.sealed
+        return sealed is not None and all(
+            part in self.records for part in (*sealed.trajectory_ids, *sealed.reward_ids)
+        )
 
 
 class GrouperCore:
@@ -83,6 +99,8 @@ class GrouperCore:
         """Partition number → sealed groups that are not emitted yet, in order of their seals."""
         self._waiting: OrderedDict[str, list[tuple[LogRecord, float]]] = OrderedDict()
         self._num_waiting = 0
+        self._last_event: dict[int, float] = {}
+        """Partition number → time of the last group event."""
         self._closed: OrderedDict[str, frozenset[str]] = OrderedDict()
         """Recently closed group → ids that it counted or listed."""
         self._counts = dict.fromkeys(
@@ -114,6 +132,8 @@ class GrouperCore:
         """Take one record; decide and emit where it completes something."""
         event = record.event
         outputs: list[Output] = []
+        if record.partition.topic == GROUP_EVENTS.suffix:
+            self._last_event[record.partition.number] = now
         if isinstance(event, GroupOpened):
             outputs = self._open(record, event, now)
         elif isinstance(event, GroupMembersFixed):
@@ -127,10 +147,11 @@ class GrouperCore:
 
     def on_caught_up(self, partition: Partition, now: float) -> list[Output]:
         """Own seals were read back: from here on the partition's groups may be decided."""
-        if partition.topic != GROUP_EVENTS.suffix:
-            return []
-        groups = [g for g, group in self._groups.items() if group.number == partition.number]
-        return [output for group_id in groups for output in self._decide(group_id, now)]
+        outputs = self._emit_ready(partition.number, now)
+        if partition.topic == GROUP_EVENTS.suffix:
+            for group_id in [g for g, group in self._groups.items() if group.number == partition.number]:
+                outputs += self._decide(group_id, now)
+        return outputs
 
     def on_tick(self, now: float) -> list[Output]:
         """Decide what time decides; let go of records whose group never came."""
@@ -189,6 +210,7 @@ class GrouperCore:
             self._counts["unknown_group_events" if group is None else "duplicates"] += 1
             return []
         group.sealed, group.sealed_at, group.seal_offset = event, now, record.offset
+        group.sealed_before_start = self._keys.in_catch_up_zone(record)
         self._queues.setdefault(group.number, deque()).append(event.group_id)
         return self._emit_ready(group.number, now)
 
@@ -242,7 +264,15 @@ class GrouperCore:
         return [Emit(group.state.seal(reason))]
 
     def _may_decide(self, number: int) -> bool:
-        return self._keys.is_caught_up(Partition(GROUP_EVENTS.suffix, number))
+        """Whether own seals of before the start were read back."""
+        return self._has_read(GROUP_EVENTS, number)
+
+    def _has_read_all(self, number: int) -> bool:
+        """Whether the catch-up zones of all three topics were processed."""
+        return all(self._has_read(topic, number) for topic in TOPICS)
+
+    def _has_read(self, topic: TopicSpec, number: int) -> bool:
+        return self._keys.is_caught_up(Partition(topic.suffix, number))
 
     def _seal_reason(self, group: _Group, now: float) -> SealReason | None:
         state = group.state
@@ -279,22 +309,24 @@ class GrouperCore:
         """ScoredGroups leave in the order of their seals, each once its parts are there."""
         outputs: list[Output] = []
         queue = self._queues.get(number, deque())
-        while queue and self._is_ready(self._groups[queue[0]], now):
+        while queue:
+            group = self._groups[queue[0]]
+            is_whole = group.has_sealed_parts()
+            if not is_whole and not self._has_read_all(number):
+                break
+            if not is_whole and group.sealed_before_start:
+                # Commits never pass a part of an open group: it was closed before the restart,
+                # and is read again because another group is still open.
+                self._counts["closed_before_start"] += len(group.records)
+                self._close(queue.popleft())
+                continue
+            if not is_whole and now - group.sealed_at < self._waits.unknown_group:
+                break
             outputs += self._emit(queue.popleft())
         return outputs
 
-    def _is_ready(self, group: _Group, now: float) -> bool:
-        sealed = group.sealed
-        if sealed is None:
-            return False
-        if all(part in group.records for part in (*sealed.trajectory_ids, *sealed.reward_ids)):
-            return True
-        # What a seal lists was on the log before it. When all was read and it is still not
-        # there, retention took it: the group goes on without it, and lists it.
-        return now - group.sealed_at >= self._waits.unknown_group and self._may_decide(group.number)
-
     def _emit(self, group_id: str) -> list[Output]:
-        group = self._groups.pop(group_id)
+        group = self._close(group_id)
         sealed = group.sealed
         if sealed is None:
             return []
@@ -308,12 +340,18 @@ class GrouperCore:
                 continue
             self._counts["not_counted"] += 1
             outputs.append(DeadLettered(record, "not_counted", f"the seal of {group_id} leaves it out"))
-        self._closed[group_id] = frozenset(known | set(group.records))
-        while len(self._closed) > _REMEMBERED_CLOSED:
-            self._closed.popitem(last=False)
-        self._keys.close(group_id)
         self._counts["groups_emitted"] += 1
         return outputs
+
+    def _close(self, group_id: str) -> _Group:
+        """Forget a group but for its ids."""
+        group = self._groups.pop(group_id)
+        self._keys.close(group_id)
+        listed = (*group.sealed.trajectory_ids, *group.sealed.reward_ids) if group.sealed else ()
+        self._closed[group_id] = frozenset((*listed, *group.records))
+        while len(self._closed) > _REMEMBERED_CLOSED:
+            self._closed.popitem(last=False)
+        return group
 
     # -- late records -------------------------------------------------------------------
 
@@ -321,9 +359,11 @@ class GrouperCore:
         outputs: list[Output] = []
         for group_id, held in list(self._waiting.items()):
             record, arrived = held[0]
-            if now - arrived < self._waits.unknown_group:
+            number, waited = record.partition.number, now - arrived
+            if waited < self._waits.unknown_group:
                 break
-            if self._may_decide(record.partition.number):
+            is_quiet = now - self._last_event.get(number, arrived) >= self._waits.quiet
+            if self._may_decide(number) and (is_quiet or waited >= self._waits.unknown_group_at_most):
                 outputs += self._let_go(group_id)
         return outputs
 

@@ -1,0 +1,149 @@
+"""I1 to I5 over generated sessions, against plain nested loops."""
+
+import math
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.property.session_scripts import Script, scripts
+from tests.unit.core.call_records import SessionRecords
+from tests.unit.core.occurrences import Occurrence, live_group, trained_in
+
+from polar.core.packing import pack
+from polar.core.prefix_tree import PrefixTree, TreePaths, as_tokens
+from polar.core.stitching import stitch
+from schemas.base import digest_of
+from schemas.batches import Builder
+from schemas.trajectories import Trajectory
+from schemas.trees import StitchedCall
+
+BUILDERS: list[Builder] = ["per_request", "prefix_merging"]
+
+
+def stitched(script: Script) -> Trajectory:
+    return stitch(script.records.opened, script.records.records, script.closing)
+
+
+def oracle(script: Script, trajectory: Trajectory) -> Counter[Occurrence]:
+    """What must be trained, from the records alone and the list of untrainable calls."""
+    expected: Counter[Occurrence] = Counter()
+    reasons = {call.seq: call.untrainable for call in trajectory.calls}
+    for record in script.records.records:
+        if reasons[record.seq] is not None:
+            continue
+        prompt = script.records.prompts[record.seq]
+        sampled = record.sampled_ids.tolist()
+        for index, logprob in enumerate(record.logprobs.tolist()):
+            if math.isfinite(logprob) and -9999 < logprob <= 0:
+                prefix = (*prompt, *sampled[:index])
+                expected[record.call_id, index, prefix, sampled[index], logprob] += 1
+    return expected
+
+
+@given(scripts())
+def test_every_usable_token_is_trained_once_under_its_exact_prefix(script: Script) -> None:
+    trajectory = stitched(script)
+    expected = oracle(script, trajectory)
+    for builder in BUILDERS:
+        packed = pack([live_group(trajectory)], builder=builder, row_tokens=256, policy="p", batch_number=0)
+        assert trained_in(packed.rows) == expected
+        assert packed.trained_tokens == sum(expected.values())
+
+
+@given(scripts())
+def test_nothing_vanishes_and_the_tree_is_the_set_of_sequences(script: Script) -> None:
+    trajectory = stitched(script)
+    assert [call.seq for call in trajectory.calls] == [record.seq for record in script.records.records]
+    paths = TreePaths(trajectory.tree)
+    for call in trajectory.calls:
+        assert paths.path(call.end_run, call.end_offset).tolist() == script.records.paths[call.seq]
+        assert call.prompt_tokens == len(script.records.prompts[call.seq])
+    prefixes = {
+        tuple(path[:size]) for path in script.records.paths.values() for size in range(1, len(path) + 1)
+    }
+    assert len(trajectory.tree.tokens) == len(prefixes)
+
+
+@given(scripts(), st.randoms())
+def test_order_and_duplicates_of_records_change_nothing(script: Script, random) -> None:
+    records = [*script.records.records]
+    random.shuffle(records)
+    again = stitch(script.records.opened, records, script.closing)
+    assert digest_of(again) == digest_of(stitched(script))
+
+
+def _usable(trajectory: Trajectory) -> list[StitchedCall]:
+    return [call for call in trajectory.calls if call.untrainable is None]
+
+
+def _common(left: list[int], right: list[int]) -> int:
+    size = 0
+    while size < min(len(left), len(right)) and left[size] == right[size]:
+        size += 1
+    return size
+
+
+@given(scripts())
+def test_extends_and_splits_agree_with_nested_loops(script: Script) -> None:
+    usable = _usable(stitched(script))
+    for position, call in enumerate(usable):
+        prompt = script.records.prompts[call.seq]
+        earlier = [(other.seq, script.records.paths[other.seq]) for other in usable[:position]]
+        whole = [(len(path), seq) for seq, path in earlier if prompt[: len(path)] == path]
+        assert call.extends == (max(whole)[1] if whole else None)
+        shared = max(((_common(path, prompt), seq) for seq, path in earlier), default=None)
+        if shared is None or (whole and max(whole)[0] == shared[0]):
+            assert call.splits == ()
+        else:
+            assert [(split.index, split.against) for split in call.splits] == [shared]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=8), st.randoms())
+def test_the_exported_tree_depends_on_the_set_of_sequences_only(sequences: list[list[int]], random) -> None:
+    def exported(order: list[list[int]]):
+        tree = PrefixTree()
+        ends = [tree.insert(as_tokens(sequence)) for sequence in order]
+        out = tree.export()
+        paths = TreePaths(out.tree)
+        for sequence, end in zip(order, ends, strict=True):
+            assert paths.path(*out.locate(end)).tolist() == sequence
+        return out.tree
+
+    shuffled = [*sequences, *sequences[:2]]
+    random.shuffle(shuffled)
+    assert exported(sequences) == exported(shuffled)
+
+
+@given(st.lists(scripts(), min_size=1, max_size=3))
+def test_merging_keeps_every_path(sessions: list[Script]) -> None:
+    tree, placed = PrefixTree(), []
+    trajectories = [stitched(script) for script in sessions]
+    for trajectory in trajectories:
+        there = tree.insert_tree(trajectory.tree)
+        placed.append([there.locate(call.end_run, call.end_offset, tree) for call in trajectory.calls])
+    exported = tree.export()
+    paths = TreePaths(exported.tree)
+    for script, trajectory, ends in zip(sessions, trajectories, placed, strict=True):
+        for call, end in zip(trajectory.calls, ends, strict=True):
+            assert paths.path(*exported.locate(end)).tolist() == script.records.paths[call.seq]
+
+
+@given(scripts(), st.data())
+def test_a_missing_base_marks_its_calls_and_no_other(script: Script, data: st.DataObject) -> None:
+    records: SessionRecords = script.records
+    if not records.records:
+        return
+    gone = data.draw(st.sampled_from([record.seq for record in records.records]))
+    kept = [record for record in records.records if record.seq != gone]
+    trajectory = stitch(records.opened, kept, records.sealed())
+    lost = {gone}
+    for record in kept:
+        if record.prompt.base_call in lost:
+            lost.add(record.seq)
+    for call in trajectory.calls:
+        assert (call.untrainable == "missing_base") == (call.seq in lost)
+    assert [item.id for item in trajectory.listed] == [f"{records.session_id}#{gone}"]
+    paths = TreePaths(trajectory.tree)
+    for call in trajectory.calls:
+        if call.seq not in lost:
+            assert paths.path(call.end_run, call.end_offset).tolist() == records.paths[call.seq]
