@@ -6,8 +6,8 @@ made from is in the archive too, even when the run went on meanwhile.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 
@@ -56,6 +56,8 @@ class ArchiveManifest:
     session_partitions: int
     group_partitions: int
     segments: tuple[Segment, ...]
+    run_settings: Mapping[str, str] = field(default_factory=dict)
+    """POLAR_* variables of the run's services, where they were known."""
     format: int = FORMAT
 
     @property
@@ -71,7 +73,9 @@ class ArchiveManifest:
         return counts
 
 
-async def archive_topics(settings: LogSettings, folder: Path, *, told: Told) -> ArchiveManifest:
+async def archive_topics(
+    settings: LogSettings, folder: Path, *, told: Told, run_settings: Mapping[str, str] = {}
+) -> ArchiveManifest:
     """Copy all topics up to their present ends into a new or empty folder.
 
     Raises SettingsError when the folder holds something, LogUnavailableError.
@@ -87,6 +91,7 @@ async def archive_topics(settings: LogSettings, folder: Path, *, told: Told) -> 
         session_partitions=settings.session_partitions,
         group_partitions=settings.group_partitions,
         segments=tuple(segments),
+        run_settings=dict(run_settings),
     )
     draft = folder / f"{MANIFEST}.new"
     draft.write_text(json.dumps(asdict(manifest), indent=1) + "\n")

@@ -33,6 +33,7 @@ def archive(
 
     from polar.archive.folder import archive_topics
     from polar.cli.source import log_settings
+    from polar.supervision.kept import load_deployment
     from polar.telemetry.logs import configure
 
     configure("archive")
@@ -42,7 +43,8 @@ def archive(
     def told(topic: str, records: int) -> None:
         console.print(f"· {settings.topic_prefix}.{topic}: {records} records", highlight=False)
 
-    manifest = asyncio.run(archive_topics(settings, to, told=told))
+    kept = load_deployment((data_dir or settings.data_dir).absolute())
+    manifest = asyncio.run(archive_topics(settings, to, told=told, run_settings=kept.settings))
     if as_json:
         result = {"folder": str(to), "records": manifest.records, "topics": manifest.counts()}
         sys.stdout.write(json.dumps(result) + "\n")

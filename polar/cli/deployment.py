@@ -64,7 +64,8 @@ def resolve(options: UpOptions) -> Deployment:
     kept = load_deployment(options.data_dir)
     given = {name: value for name, value in os.environ.items() if name.startswith("POLAR_")}
     external = options.bootstrap_servers or given.get("POLAR_BOOTSTRAP_SERVERS") or ""
-    kafka_home = str(options.kafka_home.absolute()) if options.kafka_home else ""
+    named_home = options.kafka_home or given.get("POLAR_BROKER_KAFKA_HOME")
+    kafka_home = str(Path(named_home).absolute()) if named_home else ""
     if not external and not kafka_home:
         external, kafka_home = kept.external, kept.kafka_home
     relay = kept.relay if options.relay is None else options.relay
@@ -80,17 +81,17 @@ def resolve(options: UpOptions) -> Deployment:
     chosen["POLAR_BOOTSTRAP_SERVERS"] = external or f"127.0.0.1:{ports['broker']}"
     # The markers of an enclosing deployment are no settings of this one.
     chosen = {name: value for name, value in chosen.items() if name not in {MARKER, SERVICE_MARKER}}
-    env = {**_defaults(ports, broker=broker, relay=relay), **chosen}
+    env = {**_defaults(ports, broker=broker, kafka_home=kafka_home, relay=relay), **chosen}
     keep_deployment(options.data_dir, KeptDeployment(external, kafka_home, relay, chosen, env))
-    services = _services(env, ports, kafka_home, relay=relay)
+    services = _services(env, ports, relay=relay)
     return Deployment(options.data_dir, broker, ports, env, services)
 
 
-def _defaults(ports: Mapping[str, int], *, broker: str, relay: bool) -> dict[str, str]:
+def _defaults(ports: Mapping[str, int], *, broker: str, kafka_home: str, relay: bool) -> dict[str, str]:
     """Defaults of the services' settings in a one-machine deployment."""
     engine = f"http://127.0.0.1:{ports['engine']}"
     behind = f"http://127.0.0.1:{ports['relay']}" if relay else engine
-    return {
+    values = {
         "POLAR_FETCH_MAX_WAIT_MS": "20" if broker == "embedded" else "500",
         "POLAR_GATEWAY_PORT": str(ports["gateway"]),
         "POLAR_GATEWAY_ENGINES": f"engine-0={behind}",
@@ -99,22 +100,24 @@ def _defaults(ports: Mapping[str, int], *, broker: str, relay: bool) -> dict[str
         "POLAR_WEIGHT_SYNC_ENGINES": f"engine-0={behind}",
         "POLAR_WEIGHT_SYNC_GATEWAYS": f"http://127.0.0.1:{ports['gateway']}",
     }
+    if "broker" in ports:
+        values |= {"POLAR_BROKER_KIND": broker, "POLAR_BROKER_PORT": str(ports["broker"])}
+    if kafka_home:
+        values["POLAR_BROKER_KAFKA_HOME"] = kafka_home
+    return values
 
 
-def _services(
-    env: Mapping[str, str], ports: Mapping[str, int], kafka_home: str, *, relay: bool
-) -> tuple[ServiceSpec, ...]:
+def _services(env: Mapping[str, str], ports: Mapping[str, int], *, relay: bool) -> tuple[ServiceSpec, ...]:
     polar = (sys.executable, "-m", "polar.cli.main")
 
     def service(
         name: str,
         *needs: str,
         ready: Probe | None = None,
-        arguments: tuple[str, ...] = (),
     ) -> ServiceSpec:
         return ServiceSpec(
             name,
-            (*polar, name, *arguments),
+            (*polar, name),
             env,
             needs=needs,
             is_ready=ready,
@@ -123,10 +126,7 @@ def _services(
 
     services = []
     if "broker" in ports:
-        arguments: tuple[str, ...] = ("--port", str(ports["broker"]))
-        if kafka_home:
-            arguments = (*arguments, "--kafka-home", kafka_home)
-        services.append(service("broker", ready=_listens(ports["broker"]), arguments=arguments))
+        services.append(service("broker", ready=_listens(ports["broker"])))
     services.append(service("topics", *(["broker"] if "broker" in ports else [])))
     services.append(service("engine", ready=_answers(ports["engine"], "/health")))
     behind = "engine"

@@ -1,11 +1,17 @@
 """Exit statuses of `polar`, and the one place where an error becomes one."""
 
+import functools
 import sys
+from collections.abc import Callable
 from enum import IntEnum
+from typing import ParamSpec
 
+import typer
 from pydantic import ValidationError
 
 from polar.errors import PolarError, SettingsError
+
+P = ParamSpec("P")
 
 
 class Exit(IntEnum):
@@ -22,6 +28,18 @@ class Exit(IntEnum):
 
 class MissingError(PolarError):
     """Something that a command needs is not there; the message says what to type."""
+
+
+def exiting(command: Callable[P, int | None]) -> Callable[P, None]:
+    """The command with its result, where it is not 0, as exit status."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        status = command(*args, **kwargs)
+        if status:
+            raise typer.Exit(status)
+
+    return run
 
 
 def status_of(error: BaseException) -> Exit:

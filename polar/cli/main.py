@@ -3,13 +3,11 @@
 import sys
 from collections.abc import Callable
 
-import click
 import typer
 from pydantic import ValidationError
 
 from polar.cli import (
     archive,
-    broker,
     demo,
     doctor,
     replay,
@@ -20,7 +18,7 @@ from polar.cli import (
     trainer,
     up,
 )
-from polar.cli.exits import Exit, explain, status_of
+from polar.cli.exits import exiting, explain, status_of
 from polar.errors import PolarError
 
 app = typer.Typer(
@@ -40,9 +38,9 @@ _FOR_PEOPLE: tuple[Callable[..., int | None], ...] = (
     up.up, demo.demo, submit.submit, status.status, archive.archive, replay.replay, doctor.doctor,
 )  # fmt: skip
 for _command in _FOR_PEOPLE:
-    app.command(rich_help_panel=_PEOPLE)(_command)
-for _run in (broker.broker, topics.topics, trainer.trainer):
-    app.command(rich_help_panel=_SERVICES)(_run)
+    app.command(rich_help_panel=_PEOPLE)(exiting(_command))
+app.command(rich_help_panel=_SERVICES)(topics.topics)
+app.command(rich_help_panel=_SERVICES)(exiting(trainer.trainer))
 for _service in services.SERVICES:
     app.command(_service.name, help=_service.help_text(), rich_help_panel=_SERVICES)(_service.command())
 
@@ -50,19 +48,12 @@ for _service in services.SERVICES:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     try:
-        result = app(arguments, standalone_mode=False)
-    except click.UsageError as error:
-        error.show()
-        sys.exit(Exit.USAGE)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(Exit.FAILED)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        app(arguments)
     except (PolarError, ValidationError, ModuleNotFoundError) as error:
         explain(error)
         sys.exit(status_of(error))
-    sys.exit(result if isinstance(result, int) else Exit.OK)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

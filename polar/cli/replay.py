@@ -71,7 +71,7 @@ def replay(
 
     configure("replay")
     if folder is not None and to_prefix is None:
-        records = _from_folder(folder)
+        records = read_folder(folder)
     else:
         settings = log_settings(data_dir, bootstrap_servers, to_prefix or topics)
         if folder is not None:
@@ -92,7 +92,8 @@ def replay(
     return _report(result, faithful=options.is_faithful, records=records, as_json=as_json)
 
 
-def _from_folder(folder: Path) -> "list[LogRecord]":
+def read_folder(folder: Path) -> "list[LogRecord]":
+    """The records of an archive that a replay needs."""
     from polar.archive.folder import read_events
 
     return read_events(folder, *_needed())

@@ -110,7 +110,7 @@ SERVICES: tuple[Service, ...] = (
         "Load published weights into the engines and tell the gateways.",
     ),
     Service(
-        "engine", "polar.engines.vllm_server:serve", (LogSettings, EngineSettings),
+        "engine", "polar.engines.vllm_server:serve", (EngineSettings,),
         "Start a vLLM server with the settings that the records claim.",
     ),
 )  # fmt: skip

@@ -7,8 +7,9 @@
 | one task a service: probe | `is_ready` to be true | the service |
 
 Invariant: a service that ends is started again for ever, with back-off, once the deployment has
-been up; before that `START_ATTEMPTS` failures in a row, or exit status 2 or 3 (usage, something
-missing: no restart can help), end the whole start with the service's last words.
+been up. Before that `START_ATTEMPTS` failures in a row end the whole start with the service's
+last words; so does a first process that ends with status 2 or 3 (wrong usage, something missing:
+no restart can help).
 """
 
 import asyncio
@@ -147,7 +148,7 @@ class Supervisor:
                 state.was_ready.set()
                 return
             failures = 1 if time.monotonic() - started > _HEALTHY_SECONDS else failures + 1
-            hopeless = status in {2, 3} and not state.was_ready.is_set()
+            hopeless = status in {2, 3} and state.restarts == 0
             if hopeless or (failures >= START_ATTEMPTS and not self._all_ready.is_set()):
                 self._set(spec.name, "failed")
                 raise ServiceFailedError(
