@@ -25,6 +25,9 @@ _ENGINE_CHOICE_FIELDS = ("token_ids", "logprobs", "routed_experts")
 _NO_LOGPROB = -9999.0
 """vLLM's word for minus infinity or for a token without a log-prob."""
 
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError)
+"""What reading a value of another shape than expected raises."""
+
 
 class AnswerError(ValueError):
     """The engine's bytes are no chat answer."""
@@ -110,21 +113,24 @@ def capture_answer(data: bytes, request: ChatRequest) -> tuple[Captured, bytes]:
     try:
         captured.take_head(body)
         for position, choice in enumerate(body["choices"]):
-            kept = captured.choice(int(choice.get("index", position)))
-            kept.take(choice)
-            kept.finish(choice)
-            message = choice.get("message") or {}
-            if request.hide_reasoning:
-                message.pop("reasoning", None)
-            if request.single_tool_call and message.get("tool_calls"):
-                message["tool_calls"] = message["tool_calls"][:1]
-            kept.message = message
-            strip(choice, _ENGINE_CHOICE_FIELDS)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise AnswerError(f"the engine's answer is malformed: {error}") from error
-    strip(body, _ENGINE_FIELDS)
-    name_model(body, request)
-    return captured, orjson.dumps(body)
+            _take_choice(captured.choice(int(choice.get("index", position))), choice, request)
+        strip(body, _ENGINE_FIELDS)
+        name_model(body, request)
+        return captured, orjson.dumps(body)
+    except MALFORMED as error:
+        raise AnswerError(f"the engine's answer is malformed: {error!r}") from error
+
+
+def _take_choice(kept: CapturedChoice, choice: dict[str, Any], request: ChatRequest) -> None:
+    kept.take(choice)
+    kept.finish(choice)
+    message = dict(choice["message"])
+    if request.hide_reasoning:
+        message.pop("reasoning", None)
+    if request.single_tool_call and message.get("tool_calls"):
+        message["tool_calls"] = message["tool_calls"][:1]
+    kept.message = choice["message"] = message
+    strip(choice, _ENGINE_CHOICE_FIELDS)
 
 
 def strip_chunk(chunk: dict[str, Any]) -> None:

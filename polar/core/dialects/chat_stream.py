@@ -9,7 +9,14 @@ from typing import Any
 import orjson
 
 from polar.core.dialects.chat import ChatRequest, error_body
-from polar.core.dialects.chat_answer import AnswerError, Captured, load_json, name_model, strip_chunk
+from polar.core.dialects.chat_answer import (
+    MALFORMED,
+    AnswerError,
+    Captured,
+    load_json,
+    name_model,
+    strip_chunk,
+)
 from polar.core.dialects.sse import frame
 
 DONE = b"[DONE]"
@@ -57,7 +64,7 @@ class ChatStream:
             return b""
         try:
             return self._on_chunk(chunk)
-        except (AttributeError, TypeError, ValueError, KeyError) as error:
+        except MALFORMED as error:
             raise AnswerError(f"a chunk of the engine's stream is malformed: {error!r}") from error
 
     def close(self) -> Captured:
