@@ -16,7 +16,20 @@ DOCUMENTS = [name for name in project_files() if name.suffix == ".md" and name.p
 REQUIRED = {"README.md", "ARCHITECTURE.md", "DECISIONS.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 PATH = re.compile(r"`((?:polar|schemas|streams|tests|deploy|bench|examples)/[\w./*-]*)`")
 COMMAND = re.compile(r"\bpolar ([a-z][a-z-]+)(?=[`\s]|$)")
-NOT_A_COMMAND = {"is", "on", "itself", "never", "as", "with", "reads", "rl", "needs", "runs", "starts", "from"}
+NOT_A_COMMAND = {
+    "is",
+    "on",
+    "itself",
+    "never",
+    "as",
+    "with",
+    "reads",
+    "rl",
+    "needs",
+    "runs",
+    "starts",
+    "from",
+}
 TARGET = re.compile(r"`?\bmake ([a-z]+)\b")
 VARIABLE = re.compile(r"\bPOLAR_[A-Z_]+[A-Z]\b")
 GIVEN_TO_PROGRAMS = {
@@ -33,7 +46,9 @@ def document_id(name: Path) -> str:
 
 def code_of(text: str) -> str:
     """The parts of a document that are code: fenced blocks and inline code."""
-    fenced = re.findall(r"^(?:```|    )(.*)$", text, re.MULTILINE) + re.findall(r"```[a-z]*\n(.*?)```", text, re.DOTALL)
+    fenced = re.findall(r"^(?:```|    )(.*)$", text, re.MULTILINE) + re.findall(
+        r"```[a-z]*\n(.*?)```", text, re.DOTALL
+    )
     return "\n".join([*fenced, *re.findall(r"`([^`\n]+)`", text)])
 
 

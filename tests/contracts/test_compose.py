@@ -16,6 +16,7 @@ import yaml
 
 from polar import settings
 from polar.cli.main import app
+from polar.cli.services import SERVICES as SERVICE_COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "compose"
@@ -29,17 +30,10 @@ COMMANDS = {
     "gateway", "scheduler", "node", "stitcher", "grouper", "packer", "trainer", "weight-sync", "engine",
     "topics",
 }  # fmt: skip
-SETTINGS_OF = {
-    "gateway": [settings.GatewaySettings],
-    "scheduler": [settings.SchedulerSettings],
-    "node": [settings.NodeSettings],
-    "stitcher": [settings.StreamSettings],
-    "grouper": [settings.StreamSettings],
-    "packer": [settings.StreamSettings, settings.PackerSettings],
-    "trainer": [settings.TrainerSettings],
-    "weight-sync": [settings.WeightSyncSettings],
-    "engine": [settings.EngineSettings],
-    "topics": [],
+SETTINGS_OF: dict[str, tuple[Any, ...]] = {
+    **{service.name: service.settings for service in SERVICE_COMMANDS},
+    "trainer": (settings.LogSettings, settings.TrainerSettings),
+    "topics": (settings.LogSettings,),
 }
 
 
@@ -92,7 +86,7 @@ def test_environment_is_made_of_known_settings_with_valid_values(
 ) -> None:
     command = command_of(OWN[name])
     assert command
-    classes = [settings.LogSettings, *SETTINGS_OF[command]]
+    classes = SETTINGS_OF[command]
     environment = {key: str(value) for key, value in interpolated(OWN[name]["environment"]).items()}
     known = {
         f"{kind.model_config.get('env_prefix')}{field}".upper(): kind
@@ -111,7 +105,7 @@ def test_every_service_reaches_the_same_log() -> None:
     values = {
         tuple((key, value) for key, value in sorted(service["environment"].items()) if key in shared)
         for service in OWN.values()
-        if "environment" in service
+        if shared & set(service.get("environment", {}))
     }
     assert len(values) == 1
 
