@@ -34,8 +34,7 @@ class Account:
     unexplained: tuple[str, ...]
     """Raw answers (response id or number) that nothing accounts for."""
     interrupted: tuple[str, ...]
-    """Raw answers without a CallRecord whose asker was gone: broken off, not taken, or asked for
-    by a gateway process that died before it recorded the call."""
+    """Raw answers without a CallRecord that broke off, or whose asker did not take the end."""
     unfaithful_tokens: int
     trained_tokens: int
     trained_twice: int
@@ -87,15 +86,14 @@ def _classify(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(unexplained, interrupted) names of raw answers."""
     failed = {call.call_id for call in run.distinct_calls.values() if call.delivery is not Delivery.DELIVERED}
-    last_gateway = next((a.gateway for a in reversed(answers) if a.gateway), "")
     unexplained, interrupted = [], []
     for answer in answers:
         if answer.purpose in {"probe", "canary"} or calls_of.get(answer.response_id):
             continue
         name = answer.response_id or f"answer {answer.number}"
         if answer.call in failed:
-            continue  # listed on the log as aborted or refused
-        if not answer.complete or not answer.forwarded or answer.gateway != last_gateway:
+            continue  # listed on the log as aborted, refused, or in flight when its gateway died
+        if not answer.complete or not answer.forwarded:
             interrupted.append(name)
         else:
             unexplained.append(name)
@@ -165,6 +163,7 @@ def summarize(run: Recorded, account: Account, *, seconds: float) -> dict[str, f
     loaded = {str(state.version) for state in run.engines if state.status == "ready" and state.version}
     gaps = [policy.metrics for policy in published if policy.metrics.get("gap_tokens", 0) > 0]
     depths = depths_while_running(run)
+    first = run.manifests[0].trained_tokens if run.manifests else 0
     return {
         "sessions": len({opened.session_id for opened in run.opened}),
         "calls": len(run.distinct_calls),
@@ -180,6 +179,7 @@ def summarize(run: Recorded, account: Account, *, seconds: float) -> dict[str, f
         "reward_first_quarter": round(fmean(rewards[:quarter]), 4) if rewards else 0.0,
         "reward_last_quarter": round(fmean(rewards[-quarter:]), 4) if rewards else 0.0,
         "max_logprob_gap": max((metrics["max_logprob_gap"] for metrics in gaps), default=0.0),
+        "first_batch_tokens": first,
         "gap_tokens": int(sum(metrics["gap_tokens"] for metrics in gaps)),
         "engine_requests_unexplained": len(account.unexplained),
         "engine_requests_interrupted": len(account.interrupted),

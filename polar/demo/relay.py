@@ -157,7 +157,6 @@ def _new_record(request: web.Request, number: int) -> dict[str, Any]:
         "path": request.path,
         "purpose": request.headers.get("X-Polar-Purpose", ""),
         "call": request.headers.get("X-Polar-Call", ""),
-        "gateway": request.headers.get("X-Polar-Gateway", ""),
         "status": 0,
     }
 

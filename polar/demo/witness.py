@@ -22,8 +22,6 @@ class Answer:
     """`probe`, `call` or `canary`, as the caller said; empty when it said nothing."""
     call: str
     """The call for which the gateway asked, as it said."""
-    gateway: str
-    """Incarnation of the asking gateway, as it said."""
     status: int
     complete: bool
     """The engine sent its end."""
@@ -88,7 +86,6 @@ def _answer(line: dict[str, Any], *, forwarded: bool) -> Answer:
         at=line["at"],
         purpose=line["purpose"],
         call=line["call"],
-        gateway=line["gateway"],
         status=line["status"],
         complete=line["complete"],
         forwarded=forwarded,

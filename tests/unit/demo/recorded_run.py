@@ -45,7 +45,6 @@ def answer(
         "at": 0.0,
         "purpose": "call",
         "call": f"{SESSION}#{number}",
-        "gateway": "g1",
         "status": 200,
         "complete": True,
         "forwarded": True,
