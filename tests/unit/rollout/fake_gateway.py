@@ -54,7 +54,7 @@ class FakeGateway:
             port = server_socket.getsockname()[1]
             server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
             serving = asyncio.create_task(server.serve(sockets=[server_socket]))
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110  (uvicorn sends no signal)
                 await asyncio.sleep(0.005)
             self.url = f"http://127.0.0.1:{port}"
             try:

@@ -1,9 +1,8 @@
 """A node over a fake gateway and a list instead of a log."""
 
+import asyncio
 import contextlib
-import os
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from polar.rollout.gateway_client import GatewayClient
 from polar.rollout.node import Node
 from polar.settings import NodeSettings
 from schemas.base import Event, digest_of
+from schemas.ids import group_of
 from schemas.nodes import CancelSession, PrewarmRuntime, StartSession
 from schemas.sessions import SessionFinished
 from schemas.tasks import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest, TimeoutSpec
@@ -67,7 +67,7 @@ class NodeWorld:
             StartSession(
                 node_id=self.settings.id,
                 session_id=session_id,
-                group_id=session_id.split("/")[0],
+                group_id=group_of(session_id),
                 gateway_id="g0",
                 gateway_url=url or self.gateway.url,
                 runtime_digest=digest_of(spec.runtime),
@@ -111,12 +111,19 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_for_file(path: Path, seconds: float = 10.0) -> str:
-    """Content of a file that another process writes whole, at its first line end."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if path.exists() and (text := path.read_text()).endswith("\n"):
-            return text
-        os.sched_yield()
-        time.sleep(0.01)
-    raise AssertionError(f"{path} was not written")
+async def until(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """The condition's value, once it is true; for states that send no signal."""
+    async with asyncio.timeout(seconds):
+        while not (value := condition()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return value
+
+
+async def pid_in(world: NodeWorld, name: str) -> int:
+    """The pid that a harness writes into a file of its runtime."""
+
+    def complete() -> str:
+        texts = [path.read_text() for path in world.runtime_files(name)]
+        return texts[0] if texts and texts[0].endswith("\n") else ""
+
+    return int(await until(complete))

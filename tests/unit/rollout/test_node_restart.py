@@ -1,16 +1,13 @@
 """A node that is stopped or killed, and comes back."""
 
 import asyncio
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 from schemas.nodes import NodeHeartbeat
 from schemas.sessions import Outcome, SessionFinished, SessionStarted
 from tests.unit.rollout.fake_gateway import closed_port_url
-from tests.unit.rollout.node_world import NodeWorld, is_alive, task, wait_for_file
+from tests.unit.rollout.node_world import NodeWorld, is_alive, pid_in, task
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,9 +35,7 @@ async def test_a_stop_ends_processes_and_the_next_life_reports_the_session(world
     async with world.node() as node:
         world.start(node, task("echo $$ > pid; exec sleep 600"))
         await world.writer.wait_for(SessionStarted)
-        while not world.runtime_files("pid"):
-            await asyncio.sleep(0.01)
-        pid = int(wait_for_file(world.runtime_files("pid")[0]))
+        pid = await pid_in(world, "pid")
     assert not is_alive(pid)
     assert isinstance(world.writer.events[-1], NodeHeartbeat)
     assert world.writer.events[-1].draining
@@ -54,16 +49,14 @@ async def test_a_stop_ends_processes_and_the_next_life_reports_the_session(world
 
 
 async def test_a_node_killed_with_9_leaves_nothing_that_survives_its_next_start(world: NodeWorld) -> None:
-    program = subprocess.Popen([sys.executable, "-c", NODE_PROGRAM, str(world.directory)], cwd=ROOT)
-    pids = {}
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", NODE_PROGRAM, str(world.directory), cwd=ROOT
+    )
     try:
-        for name in ("leader", "grandchild"):
-            while not world.runtime_files(name):
-                await asyncio.sleep(0.02)
-            pids[name] = int(wait_for_file(world.runtime_files(name)[0]))
+        pids = {name: await pid_in(world, name) for name in ("leader", "grandchild")}
     finally:
-        program.send_signal(signal.SIGKILL)
-        program.wait()
+        program.kill()
+        await program.wait()
     assert is_alive(pids["grandchild"]), "the test would prove nothing"
     async with world.node() as node:
         assert not any(is_alive(pid) for pid in pids.values())
@@ -78,7 +71,7 @@ async def test_leftovers_of_others_are_not_touched(world: NodeWorld, tmp_path: P
     from polar.rollout.journal import Journal, NotedProcess
 
     world.directory.mkdir()
-    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    bystander = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
     try:
         journal = Journal(world.directory / "journal.sqlite")
         journal.add_process(NotedProcess(bystander.pid, 1, str(tmp_path)))
@@ -86,8 +79,8 @@ async def test_leftovers_of_others_are_not_touched(world: NodeWorld, tmp_path: P
         async with world.node():
             assert is_alive(bystander.pid)
     finally:
-        os.kill(bystander.pid, signal.SIGKILL)
-        bystander.wait()
+        bystander.kill()
+        await bystander.wait()
 
 
 async def test_a_session_whose_gateway_stays_down_is_reported_unsealed(world: NodeWorld) -> None:
