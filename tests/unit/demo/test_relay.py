@@ -113,9 +113,9 @@ async def test_an_answer_is_kept_with_what_its_asker_said(
         answer = await client.post(relay.make_url("/v1/chat/completions"), json={}, headers=headers)
         assert await answer.json() == ANSWER
     assert engine.seen[0]["Authorization"] == "Bearer x"
-        async with asyncio.timeout(5):
-            while not read_answers(file)[0].forwarded:  # noqa: ASYNC110  (noted after the end was sent)
-                await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        while not read_answers(file)[0].forwarded:  # noqa: ASYNC110  (noted after the end was sent)
+            await asyncio.sleep(0.01)
     [kept] = read_answers(file)
     assert (kept.purpose, kept.call, kept.status) == ("call", "t/0/0/1#1", 200)
     assert kept.complete
