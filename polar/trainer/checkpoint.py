@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Checkpoint:
         """What MegatronBackend.optimizer_state gave. Raises TrainerError when it is not readable."""
         try:
             state: dict[str, Any] = torch.load(self.folder / _OPTIMIZER_FILE, weights_only=True)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, LookupError, ValueError, EOFError, UnpicklingError) as error:
             raise TrainerError(f"{self.folder / _OPTIMIZER_FILE}: {error}") from error
         return state
 
