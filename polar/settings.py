@@ -51,6 +51,16 @@ class LogSettings(BaseSettings):
     """Secret shared by nodes and gateways; default DATA_DIR/secret, made when missing."""
 
 
+class ProcessSettings(BaseSettings):
+    """What every process of this machine obeys, with or without a log."""
+
+    model_config = _config("POLAR_")
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    cache_dir: Path | None = None
+    """Prepared models; default: `polar` in the user's cache directory."""
+
+
 BrokerKind = Literal["embedded", "kafka-home", "external"]
 
 

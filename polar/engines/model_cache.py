@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polar.settings import ProcessSettings
+
 Progress = Callable[[str, float], None]
 """Told what is being done and the finished share, 0.0 … 1.0."""
 
@@ -21,10 +23,8 @@ def silent(_what: str, _share: float) -> None:
 
 def default_cache_dir() -> Path:
     """POLAR_CACHE_DIR, else polar's folder in the user's cache directory."""
-    named = os.environ.get("POLAR_CACHE_DIR")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polar"
+    named = ProcessSettings().cache_dir
+    return named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polar"
 
 
 def built_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:

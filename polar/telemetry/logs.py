@@ -6,9 +6,10 @@ be read by line-oriented tools.
 """
 
 import logging
-import os
 import sys
 import time
+
+from polar.settings import ProcessSettings
 
 FIELDS = ("session_id", "group_id", "policy_version")
 """Names that a log call may give in `extra`."""
@@ -37,11 +38,11 @@ class LineFormatter(logging.Formatter):
 
 
 def configure(service: str) -> None:
-    """Log to stderr for this process; the level comes from POLAR_LOG_LEVEL (default INFO)."""
+    """Log to stderr for this process; the level comes from POLAR_LOG_LEVEL."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(os.environ.get("POLAR_LOG_LEVEL", "INFO").upper())
+    root.setLevel(ProcessSettings().log_level)
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
