@@ -154,7 +154,8 @@ class _Message:
         whole["type"] = call.get("type") or whole["type"]
         function = call.get("function") or {}
         whole["function"]["name"] += function.get("name") or ""
-        self._arguments[call["index"]].append(function.get("arguments") or "")
+        # Added to a text: another type than text fails here and not at the end.
+        self._arguments[call["index"]].append("" + (function.get("arguments") or ""))
 
     def whole(self) -> dict[str, Any]:
         """The message so far."""
