@@ -19,8 +19,8 @@ import dataclasses
 import itertools
 import logging
 import secrets
+import socket
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -34,7 +34,7 @@ from starlette.routing import Route
 
 from polar.core.scheduling import SchedulerCore
 from polar.core.scheduling_views import view_nodes, view_task, view_tasks
-from polar.errors import LogUnavailableError, RecordTooLargeError
+from polar.errors import LogUnavailableError, RecordTooLargeError, SettingsError
 from polar.kafka.writer import LogWriter
 from polar.rollout.requests import BadRequestError, parse_task, refuse
 from polar.settings import SchedulerSettings
@@ -53,8 +53,8 @@ class RolloutApi:
         self._core = core
         self._writer = writer
         self._max_open_tasks = max_open_tasks
-        self._accepted: OrderedDict[str, int] = OrderedDict()
-        """Tasks on the log (or on their way) that the core has not read yet → num_samples."""
+        self._accepted: set[str] = set()
+        """Tasks on the log, or on their way, that the core has not read yet."""
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -77,19 +77,19 @@ class RolloutApi:
         known = self._state_of(task_id)
         if known is not None:
             return JSONResponse({"task_id": task_id, "state": known})
-        if len(self._core.book.tasks) + len(self._accepted) >= self._max_open_tasks:
+        if len(self._core.book.tasks) + len(self._unread()) >= self._max_open_tasks:
             raise refuse(
                 429,
                 "too_many_open_tasks",
                 f"{self._max_open_tasks} tasks are open",
                 remedy="wait for tasks to finish, or raise POLAR_SCHEDULER_MAX_OPEN_TASKS",
             )
-        self._accepted[task_id] = spec.num_samples
+        self._accepted.add(task_id)
         task = RolloutTask(task_id=task_id, spec=spec.model_copy(update={"task_id": task_id}))
         try:
             await self._write(task, f"submit it again with task_id {task_id!r}: it will still be one task")
         except BaseException:
-            self._accepted.pop(task_id, None)
+            self._accepted.discard(task_id)
             raise
         logger.info("task %s accepted, %d samples", task_id, spec.num_samples)
         return JSONResponse({"task_id": task_id, "state": "accepted"}, status_code=202)
@@ -117,7 +117,7 @@ class RolloutApi:
             row = _plain(view)
             del row["members"]
             tasks.append(row)
-        return JSONResponse({"tasks": tasks, "accepted": sorted(self._unread())})
+        return JSONResponse({"tasks": tasks, "accepted": self._unread()})
 
     async def cancel_task(self, request: Request) -> Response:
         """DELETE /tasks/ID?reason=R."""
@@ -141,18 +141,16 @@ class RolloutApi:
 
     # -- parts --------------------------------------------------------------------------------
 
-    def _unread(self) -> Iterator[str]:
+    def _unread(self) -> list[str]:
         """Accepted tasks that the core has not read; those that it has are forgotten."""
-        for task_id in list(self._accepted):
-            if view_task(self._core, task_id) is None:
-                yield task_id
-            else:
-                del self._accepted[task_id]
+        core = self._core
+        for task_id in [i for i in self._accepted if i in core.book.tasks or core.finished.is_fixed(i)]:
+            self._accepted.discard(task_id)
+        return sorted(self._accepted)
 
     def _state_of(self, task_id: str) -> str | None:
         view = view_task(self._core, task_id)
         if view is not None:
-            self._accepted.pop(task_id, None)
             return view.state
         if self._core.finished.is_fixed(task_id):
             return "finished"
@@ -188,26 +186,32 @@ class RolloutApi:
 
 
 async def serve_api(core: SchedulerCore, settings: SchedulerSettings, writer: LogWriter) -> None:
-    """Serve until cancelled. Raises SystemExit when the port is taken (uvicorn logs why)."""
+    """Serve until cancelled. Raises SettingsError when the port is taken."""
+    try:
+        listening = socket.create_server((settings.host, settings.port))
+    except OSError as error:
+        raise SettingsError(
+            f"the rollout API cannot listen on {settings.host}:{settings.port} ({error}); "
+            "set POLAR_SCHEDULER_PORT to a free port"
+        ) from error
     api = RolloutApi(core, writer, settings.max_open_tasks)
     server = _QuietServer(
         uvicorn.Config(
             api.app(),
-            host=settings.host,
-            port=settings.port,
             log_config=None,
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=3,
         )
     )
-    serving = asyncio.create_task(server.serve())
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         await asyncio.shield(serving)
     finally:
         server.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+        listening.close()
 
 
 class _QuietServer(uvicorn.Server):

@@ -2,7 +2,7 @@
 
 | loop | reads | does |
 |---|---|---|
-| commands | node-commands, from the journal's position | notes and starts sessions, cancels, sets READY levels |
+| commands | node-commands, from the journal's position | notes and starts sessions, sets READY levels |
 | sessions | – | one task each (polar.rollout.session), through the pools |
 | heartbeats | – | capacity, READY depth and leases, each second and after a READY command |
 
