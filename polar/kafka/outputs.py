@@ -1,0 +1,99 @@
+"""What a core returned → the log, in order and acknowledged."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from polar.core.stage import DeadLettered, Emit, Output, Partition
+from polar.errors import LogUnavailableError, RecordTooLargeError
+from polar.kafka.records import RawRecord
+from polar.kafka.writer import LogWriter
+from schemas.base import encode
+from schemas.dead_letters import DeadLetter
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+
+
+class OutputPublisher:
+    """Publishes until acknowledged: while the broker is away the stage waits, nothing is skipped."""
+
+    def __init__(self, writer: LogWriter, stage: str, counts: Counter[str]) -> None:
+        self._writer = writer
+        self._stage = stage
+        self._counts = counts
+
+    async def publish(
+        self, outputs: Sequence[Output], raws: Mapping[tuple[Partition, int], RawRecord]
+    ) -> None:
+        """Write outputs in order. `raws`: the records of this batch as they came."""
+        pending: list[Emit] = []
+        for output in outputs:
+            if isinstance(output, Emit):
+                pending.append(output)
+                continue
+            await self._emit(pending)
+            pending = []
+            self._counts["refused"] += 1
+            record = output.record
+            raw = raws.get((record.partition, record.offset)) or _raw_again(output)
+            await self.refuse(raw, output.reason, output.detail)
+        await self._emit(pending)
+
+    async def refuse(self, raw: RawRecord, reason: str, detail: str) -> None:
+        """List a record among the dead letters, as it came."""
+        letter = DeadLetter(
+            source_topic=raw.partition.topic,
+            source_partition=raw.partition.number,
+            source_offset=raw.offset,
+            stage=self._stage,
+            reason=reason,
+            detail=detail[:2000],
+        )
+        logger.warning(
+            "dead letter %s: %s/%d@%d %s",
+            reason, raw.partition.topic, raw.partition.number, raw.offset, detail,
+        )  # fmt: skip
+        while True:
+            try:
+                await self._writer.write_dead_letter(letter, raw.key, raw.value)
+            except LogUnavailableError as error:
+                logger.warning("waiting for the log: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    async def _emit(self, emits: Sequence[Emit]) -> None:
+        if not emits:
+            return
+        while True:
+            try:
+                await self._writer.write_many(emits)
+            except LogUnavailableError as error:
+                logger.warning("waiting for the log: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+            except RecordTooLargeError as error:
+                await self._emit_singly(emits, error)
+                return
+            else:
+                self._counts["outputs"] += len(emits)
+                return
+
+    async def _emit_singly(self, emits: Sequence[Emit], error: RecordTooLargeError) -> None:
+        """One output is over its topic's limit: the others still leave, it is counted and named."""
+        if len(emits) == 1:
+            self._counts["too_large"] += 1
+            logger.error("%s was not written: %s", type(emits[0].event).__name__, error)
+            return
+        for emit in emits:
+            await self._emit([emit])
+
+
+def _raw_again(output: DeadLettered) -> RawRecord:
+    """The bytes of a record that came in an earlier batch; an encoding is a function of its value."""
+    record = output.record
+    return RawRecord(
+        record.partition, record.offset, record.key.encode(), encode(record.event), record.headers
+    )
