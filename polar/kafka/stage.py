@@ -33,6 +33,7 @@ from polar.core.open_keys import TooManyOpenKeysError
 from polar.core.stage import DeadLettered, LogRecord, Output, Partition, StageCore
 from polar.errors import LogUnavailableError, PolarError, SettingsError
 from polar.kafka.clients import bootstrap_servers, from_kafka, partition_count, subscriber_options, to_kafka
+from polar.kafka.first_offsets import commit_first_offsets
 from polar.kafka.outputs import OutputPublisher
 from polar.kafka.reader import offset_ranges
 from polar.kafka.records import RawRecord, decode_record, raw_record
@@ -321,7 +322,7 @@ def stage_app(
 
     @app.on_startup
     async def start() -> None:
-        await _wait_for_log(settings, topics)
+        await commit_first_offsets(settings, group_id, await _wait_for_log(settings, topics))
         await stage.writer.__aenter__()
         running = [stage.tick_for_ever(), _watch(stage, app), *(run(stage.writer) for run in also_run)]
         for coroutine in running:
@@ -351,8 +352,10 @@ async def run_stage(app: FastStream) -> None:
         raise StageFailedError(f"{type(failure).__name__}: {failure}") from failure
 
 
-async def _wait_for_log(settings: LogSettings, topics: Sequence[TopicSpec]) -> None:
-    """Begin when the broker answers and the topics are there."""
+async def _wait_for_log(
+    settings: LogSettings, topics: Sequence[TopicSpec]
+) -> dict[Partition, tuple[int, int]]:
+    """Offset ranges of the topics, once the broker answers and the topics are there."""
     everything = [
         Partition(topic.suffix, number)
         for topic in topics
@@ -360,11 +363,9 @@ async def _wait_for_log(settings: LogSettings, topics: Sequence[TopicSpec]) -> N
     ]
     while True:
         try:
-            await offset_ranges(settings, everything)
+            return await offset_ranges(settings, everything)
         except LogUnavailableError as error:
             logger.warning("waiting for the log: %s", error)
-        else:
-            return
 
 
 async def _watch(stage: Stage, app: FastStream) -> None:
