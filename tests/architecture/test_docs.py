@@ -9,7 +9,9 @@ import typer.main
 
 from polar import settings
 from polar.cli.main import app
-from schemas import export
+from polar.rewards import RewardProgram
+from polar.rollout.requests import parse_task
+from schemas import export, tasks
 from tests.architecture.tree import ROOT, project_files, text_of
 
 DOCUMENTS = [name for name in project_files() if name.suffix == ".md" and name.parts[0] != "schemas"]
@@ -71,6 +73,18 @@ def test_architecture_holds_the_topics_table_as_it_is() -> None:
     assert export.topics_table() in text_of(Path("ARCHITECTURE.md")), (
         "copy schemas/generated/topics.md into ARCHITECTURE.md"
     )
+
+
+def test_the_readme_s_task_is_accepted_and_its_program_is_a_reward_program() -> None:
+    readme = text_of(Path("README.md"))
+    (task,) = re.findall(r"<<'END'\n(\{.*?\})\nEND", readme, re.DOTALL)
+    assert parse_task("application/json", task.encode()).num_samples == 8
+    (spec,) = re.findall(r"`\"reward\": (\{.*?\}\})`", readme)
+    assert set(tasks.RewardSpec.model_validate_json(spec).weights) == {"brevity"}
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    defined: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(program, "README.md", "exec"), defined)
+    assert isinstance(defined["brevity"], RewardProgram)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS, ids=document_id)
