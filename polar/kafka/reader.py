@@ -28,6 +28,7 @@ from polar.kafka.clients import (
     to_kafka,
 )
 from polar.kafka.records import RawRecord, decode_record, raw_record
+from polar.kafka.tail import CATCH_UP_WAIT_MS, HoleWatch, set_fetch_wait
 from polar.settings import LogSettings
 from schemas.codec import UnreadableRecordError
 from schemas.topics import TOPICS, TopicSpec
@@ -41,6 +42,7 @@ _POLL_MS = 200
 _PROBE_WAIT_MS = 10
 """Long poll of a consumer that only wants the high watermark of an empty fetch."""
 _MAX_RECORDS = 1000
+_BEHIND_RECORDS = 10
 _SPECS = {topic.suffix: topic for topic in TOPICS}
 
 
@@ -119,17 +121,24 @@ async def _read_to_end(
         return []
     records: list[tuple[Partition, Any]] = []
     consumer = await _assigned_consumer(settings, wanted)
+    holes = HoleWatch()
     last_progress = time.monotonic()
     try:
         while ends:
             batch = await _get_many(settings, consumer)
             records.extend((partition, item) for partition, item in batch if item.offset < ends[partition])
-            for partition in list(ends):
-                tp = to_kafka(settings, partition)
-                if await consumer.position(tp) >= ends[partition]:
-                    del ends[partition]
-                    consumer.pause(tp)
+            open_tps = {to_kafka(settings, partition): partition for partition in ends}
+            done = {
+                tp for tp, partition in open_tps.items() if await consumer.position(tp) >= ends[partition]
+            }
             if batch:
+                holes.records_came()
+            else:
+                done |= holes.at_hole(consumer, open_tps.keys() - done)
+            for tp in done:
+                del ends[open_tps[tp]]
+                consumer.pause(tp)
+            if batch or done:
                 last_progress = time.monotonic()
             elif time.monotonic() - last_progress > settings.send_timeout_seconds:
                 raise LogUnavailableError(
@@ -173,7 +182,11 @@ async def follow_raw(
             continue
         try:
             while True:
-                for partition, item in await _get_many(settings, consumer):
+                batch = await _get_many(settings, consumer)
+                # Many at once: more are waiting, and long fetches fetch them faster.
+                is_behind = len(batch) >= _BEHIND_RECORDS
+                set_fetch_wait(consumer, CATCH_UP_WAIT_MS if is_behind else settings.fetch_max_wait_ms)
+                for partition, item in batch:
                     positions[partition] = item.offset + 1
                     yield raw_record(partition, item)
         except OffsetOutOfRangeError as error:
@@ -224,7 +237,7 @@ async def _assigned_consumer(settings: LogSettings, positions: Mapping[Partition
     """A started consumer that stands at these positions."""
 
     async def start() -> AIOKafkaConsumer:
-        consumer = new_consumer(settings)
+        consumer = new_consumer(settings, fetch_max_wait_ms=max(CATCH_UP_WAIT_MS, settings.fetch_max_wait_ms))
         try:
             await consumer.start()
             _assign(settings, consumer, positions)
