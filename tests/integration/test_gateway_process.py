@@ -111,6 +111,7 @@ class World:
 async def test_kill_9_under_load_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
     rng = random.Random(7)
     async with running_engine() as engine, aiohttp.ClientSession() as http:
+        engine.token_seconds = 0.01  # so that every death finds calls in flight
         world = World(tmp_path, engine, http)
         await world.start()
         sessions = [f"task/{number}/0/1" for number in range(4)]

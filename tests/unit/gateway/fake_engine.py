@@ -87,6 +87,8 @@ class FakeEngine:
         self.default_temperature = 1.0
         self.complete_ids = True
         self.text = "ok"
+        self.token_seconds = 0.0
+        """Time between the chunks of a stream, and before an unstreamed answer."""
         self.requests: list[dict[str, Any]] = []
         """Bodies of chat calls, without probes."""
         self.headers: list[dict[str, str]] = []
@@ -153,9 +155,12 @@ class FakeEngine:
             await connection.head(200, "text/event-stream", None)
             for chunk in self.chunks(body):
                 await connection.event(chunk)
+                await asyncio.sleep(self.token_seconds)
             await connection.end_chunks()
         else:
-            await connection.json(self.answer(body))
+            answer = self.answer(body)
+            await asyncio.sleep(self.token_seconds)
+            await connection.json(answer)
 
     async def _play(self, connection: Connection, answer: Answer) -> None:
         if answer.delay_s:
