@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from polar.core.batching import BatchRule, choose, make_batch, rebuild_batch
+from polar.core.batching import BatchMismatchError, BatchRule, choose, make_batch, rebuild_batch
 from polar.core.grouper_stage import SEAL_OFFSET, SEAL_PARTITION
 from polar.core.open_keys import OpenKeys
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
@@ -37,7 +37,8 @@ class _Batch:
     """A batch whose manifest is on the log and whose rows are not all there yet."""
 
     manifest: BatchManifest
-    offset: int
+    record: LogRecord
+    """The manifest's."""
     groups: dict[str, ScoredGroup] = field(default_factory=dict)
     rows: list[PackedRow] | None = None
     """Its rows, where this process made the manifest."""
@@ -77,8 +78,12 @@ class PackerCore:
         self._last_complete: int | None = None
         """Offset of the manifest of the last complete batch."""
         self._counts = dict.fromkeys(
-            ("batches", "rows_written", "duplicates", "other_policy", "stale_groups", "lost_manifests"), 0
-        )
+            (
+                "batches", "rows_written", "duplicates", "other_policy", "stale_groups",
+                "lost_manifests", "batches_not_completed",
+            ),
+            0,
+        )  # fmt: skip
 
     # -- StageCore ----------------------------------------------------------------------
 
@@ -130,7 +135,7 @@ class PackerCore:
     def commit_offsets(self) -> Mapping[Partition, int]:
         """Batches: the last complete manifest. Groups: the first that is not in a complete batch."""
         offsets = self._keys.commit_offsets()
-        held = [batch.offset for batch in self._batches.values()]
+        held = [batch.record.offset for batch in self._batches.values()]
         if self._last_complete is not None:
             held.append(self._last_complete)
         if held and _BATCHES in offsets:
@@ -178,7 +183,7 @@ class PackerCore:
         if not is_first and manifest.number != self._next_number:
             self._counts["lost_manifests"] += manifest.number not in self._batches
             return
-        batch = _Batch(manifest, record.offset)
+        batch = _Batch(manifest, record)
         if self._asked is not None and self._asked[0] == manifest:
             batch.rows = self._asked[1]
         self._asked = None
@@ -208,7 +213,7 @@ class PackerCore:
             if not batch.is_complete:
                 break
             del self._batches[number]
-            self._last_complete = batch.offset
+            self._last_complete = batch.record.offset
             self._counts["batches"] += 1
             for group_id in batch.manifest.groups:
                 self._keys.close(group_id)
@@ -226,12 +231,23 @@ class PackerCore:
         for batch in self._batches.values():
             if not batch.is_written and batch.has_groups:
                 batch.is_written = True
-                rows = batch.rows or rebuild_batch(batch.manifest, batch.groups)
-                outputs += [Emit(row) for row in rows if row.index not in batch.rows_there]
-        self._counts["rows_written"] += len(outputs)
+                outputs += self._owed_rows(batch)
         if not self._batches and self._asked is None and self._has_read(_POLICIES):
             outputs += self._decide()
         return outputs
+
+    def _owed_rows(self, batch: _Batch) -> list[Output]:
+        """The rows of a manifest that are not on the log."""
+        try:
+            rows = batch.rows or rebuild_batch(batch.manifest, batch.groups)
+        except BatchMismatchError as error:
+            # Only the version that made the manifest can complete it. Until it does, nothing may
+            # follow: trainers take batches by number.
+            self._counts["batches_not_completed"] += 1
+            return [DeadLettered(batch.record, "batch_mismatch", str(error))]
+        owed = [row for row in rows if row.index not in batch.rows_there]
+        self._counts["rows_written"] += len(owed)
+        return [Emit(row) for row in owed]
 
     def _has_read(self, partition: Partition) -> bool:
         """Whether all that lay in the partition at its assignment was processed."""

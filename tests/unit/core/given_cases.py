@@ -12,14 +12,20 @@ Case = dict[str, Any]
 _FOLDER = os.environ.get("POLAR_CASES_DIR", "")
 
 
-def cases(kind: str) -> list[Any]:
-    """One pytest parameter a case; a single skipped one where the folder is not given."""
+def cases(kind: str, *, given: str | None = None, without: tuple[str, ...] = ()) -> list[Any]:
+    """One pytest parameter a case; a single skipped one where the folder is not given.
+
+    `given`: only cases whose input has this key. `without`: ids that are left out.
+    """
     path = Path(_FOLDER) / f"{kind}.jsonl"
     if not _FOLDER or not path.exists():
         reason = f"POLAR_CASES_DIR names no folder with {kind}.jsonl: the given cases are NOT checked"
         return [pytest.param({}, id="no-cases", marks=pytest.mark.skip(reason=reason))]
     read = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    return [pytest.param(case, id=case["id"]) for case in read]
+    chosen = [
+        case for case in read if (given is None or given in case["given"]) and case["id"] not in without
+    ]
+    return [pytest.param(case, id=case["id"]) for case in chosen]
 
 
 def number(value: Any) -> float:

@@ -1,0 +1,167 @@
+"""Laws of packing and of advantages over generated groups, against plain loops."""
+
+import itertools
+import math
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.property.session_scripts import scripts
+from tests.unit.core.occurrences import live_group, trained_in
+
+from polar.core.advantages import AdvantageRule, Estimator, advantages
+from polar.core.packing import PackedBatch, pack
+from polar.core.prefix_tree import TreePaths
+from polar.core.stitching import stitch
+from schemas.base import encode
+from schemas.batches import Builder
+from schemas.groups import ScoredGroup
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> list[ScoredGroup]:
+    made = []
+    for number in range(draw(st.integers(0, 3))):
+        members = [
+            draw(scripts(f"task{number}/{member}/0/1", max_calls=5))
+            for member in range(draw(st.integers(1, 3)))
+        ]
+        trajectories = [stitch(m.records.opened, m.records.records, m.closing) for m in members]
+        group = live_group(*trajectories, group_id=f"task{number}")
+        made.append(group.model_copy(update={"live": draw(st.sampled_from([True, True, False]))}))
+    return made
+
+
+def packed(made: list[ScoredGroup], builder: Builder, row_tokens: int) -> PackedBatch:
+    return pack(made, builder=builder, row_tokens=row_tokens, policy="p", batch_number=3)
+
+
+def expected(made: list[ScoredGroup], row_tokens: int) -> tuple[Counter[object], Counter[str]]:
+    """(occurrences, cut tokens a call) by the definition of ScoredGroup."""
+    found: Counter[object] = Counter()
+    cut: Counter[str] = Counter()
+    for group in made:
+        paths = TreePaths(group.tree)
+        for call in group.calls:
+            path = paths.path(call.end_run, call.end_offset).tolist()
+            if not group.live or call.untrainable is not None:
+                continue
+            for index in range(call.sampled_tokens):
+                depth = call.prompt_tokens + index
+                if index in call.masked:
+                    continue
+                if depth >= row_tokens:
+                    cut[call.call_id] += 1
+                    continue
+                found[call.call_id, index, tuple(path[:depth]), path[depth], call.logprobs[index]] += 1
+    return found, cut
+
+
+@given(groups(), st.sampled_from([4, 9, 64]))
+def test_nothing_is_lost_or_doubled_and_rows_fit(made: list[ScoredGroup], row_tokens: int) -> None:
+    found, cut = expected(made, row_tokens)
+    builders: list[Builder] = ["per_request", "prefix_merging"]
+    for builder in builders:
+        batch = packed(made, builder, row_tokens)
+        assert trained_in(batch.rows) == found
+        assert {item.id for item in batch.truncated} == set(cut)
+        assert batch.trained_tokens == sum(found.values())
+        assert [row.index for row in batch.rows] == list(range(len(batch.rows)))
+        for row in batch.rows:
+            assert 0 < len(row.tokens) <= row_tokens
+            assert len(row.sources) > 0
+            assert set(row.call_ordinals) == set(range(len(row.call_ids)))
+
+
+@given(groups(), st.sampled_from([9, 64]))
+def test_each_rollout_has_one_share_however_it_is_packed(made: list[ScoredGroup], row_tokens: int) -> None:
+    builders: list[Builder] = ["per_request", "prefix_merging"]
+    for builder in builders:
+        batch = packed(made, builder, row_tokens)
+        shares: dict[str, float] = defaultdict(float)
+        each: dict[str, set[float]] = defaultdict(set)
+        signs: dict[str, set[float]] = defaultdict(set)
+        for row in batch.rows:
+            for weight, advantage, ordinal in zip(
+                row.weights, row.advantages, row.call_ordinals, strict=True
+            ):
+                session_id = row.call_ids[ordinal].partition("#")[0]
+                shares[session_id] += weight
+                each[session_id].add(weight)
+                signs[session_id].add(advantage)
+        assert len(shares) == batch.live_rollouts
+        for session_id, share in shares.items():
+            assert share == pytest.approx(1 / batch.live_rollouts, rel=1e-5)
+            assert len(each[session_id]) == len(signs[session_id]) == 1
+
+
+@given(groups())
+def test_packing_is_deterministic_to_the_byte(made: list[ScoredGroup]) -> None:
+    first, second = packed(made, "prefix_merging", 16), packed(made, "prefix_merging", 16)
+    assert [encode(row) for row in first.rows] == [encode(row) for row in second.rows]
+    assert first.metrics == second.metrics
+
+
+@given(groups())
+def test_merging_computes_no_more_sequences_than_leaves(made: list[ScoredGroup]) -> None:
+    batch = packed(made, "prefix_merging", 10_000)
+    ends: set[tuple[str, tuple[int, ...]]] = set()
+    for group in made:
+        paths = TreePaths(group.tree)
+        for call in group.calls:
+            trained = [i for i in range(call.sampled_tokens) if i not in call.masked]
+            if group.live and call.untrainable is None and trained:
+                path = paths.path(call.end_run, call.end_offset).tolist()
+                ends.add((group.group_id, tuple(path[: call.prompt_tokens + trained[-1] + 1])))
+    leaves = [
+        end
+        for end in ends
+        if not any(o != end and o[0] == end[0] and o[1][: len(end[1])] == end[1] for o in ends)
+    ]
+    sequences = [
+        tuple(row.tokens.tolist()[start:end])
+        for row in batch.rows
+        for start, end in itertools.pairwise(row.sequence_starts.tolist())
+    ]
+    assert Counter(sequences) == Counter(end[1] for end in leaves)
+    prefixes = {(group, path[:size]) for group, path in leaves for size in range(1, len(path) + 1)}
+    assert batch.metrics["unique_tokens"] == len(prefixes)
+
+
+SCORES = st.lists(st.none() | st.floats(-5, 5), max_size=9)
+ESTIMATORS: list[Estimator] = ["group_mean_std", "group_mean", "leave_one_out"]
+
+
+@given(SCORES, st.sampled_from(ESTIMATORS))
+def test_advantages_are_finite_centred_and_zero_outside_the_baseline(
+    scores: list[float | None], estimator: Estimator
+) -> None:
+    values, status = advantages(scores, AdvantageRule(estimator))
+    assert len(values) == len(scores)
+    assert all(math.isfinite(value) for value in values)
+    assert all(value == 0 for value, score in zip(values, scores, strict=True) if score is None)
+    assert sum(values) == pytest.approx(0, abs=1e-6)
+    if status != "ok":
+        assert set(values) <= {0.0}
+    else:
+        scored = [(s, v) for s, v in zip(scores, values, strict=True) if s is not None]
+        assert all(a[1] <= b[1] for a in scored for b in scored if a[0] <= b[0])
+
+
+@given(SCORES, st.randoms(), st.sampled_from(ESTIMATORS))
+def test_the_order_of_members_does_not_matter(scores: list[float | None], random, estimator) -> None:
+    order = list(range(len(scores)))
+    random.shuffle(order)
+    here, _ = advantages(scores, AdvantageRule(estimator))
+    there, _ = advantages([scores[i] for i in order], AdvantageRule(estimator))
+    assert [here[i] for i in order] == there
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=8))
+def test_leave_one_out_is_the_mean_of_the_others(scores: list[float]) -> None:
+    values, status = advantages(scores, AdvantageRule("leave_one_out"))
+    if status == "ok":
+        for index, value in enumerate(values):
+            others = scores[:index] + scores[index + 1 :]
+            assert value == pytest.approx(scores[index] - sum(others) / len(others), abs=1e-9)
