@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.unit.core.call_records import SessionRecords, interval
 
 from schemas.calls import CallRecord, Delivery, SessionAbandoned, SessionOpened, SessionSealed
 from schemas.sessions import Outcome
+from tests.unit.core.call_records import SessionRecords, interval
 
 TOKEN = st.integers(0, 3)
 LOGPROB = st.sampled_from([-0.25, -0.5, -1.0, -2.0, 0.0, math.nan, -math.inf, 0.5, -9999.0])

@@ -7,8 +7,6 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.session_scripts import scripts
-from tests.unit.core.occurrences import live_group, trained_in
 
 from polar.core.advantages import AdvantageRule, Estimator, advantages
 from polar.core.packing import PackedBatch, pack
@@ -17,6 +15,8 @@ from polar.core.stitching import stitch
 from schemas.base import encode
 from schemas.batches import Builder
 from schemas.groups import ScoredGroup
+from tests.property.session_scripts import scripts
+from tests.unit.core.occurrences import live_group, trained_in
 
 
 @st.composite

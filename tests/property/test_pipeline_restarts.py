@@ -10,8 +10,6 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.session_scripts import Script, scripts
-from tests.property.stream_world import MemoryLog, StageRun, run_until_quiet
 
 from polar.core.batching import BatchRule
 from polar.core.grouper_stage import GrouperCore
@@ -30,6 +28,8 @@ from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 from schemas.topics import BATCHES, CALLS, GROUP_EVENTS, GROUPS, POLICIES, REWARDS, TRAJECTORIES
 from schemas.trajectories import Trajectory
+from tests.property.session_scripts import Script, scripts
+from tests.property.stream_world import MemoryLog, StageRun, run_until_quiet
 
 RULE = BatchRule(groups_per_batch=2, row_tokens=24, max_staleness=2)
 

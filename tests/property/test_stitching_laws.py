@@ -5,9 +5,6 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.session_scripts import Script, scripts
-from tests.unit.core.call_records import SessionRecords
-from tests.unit.core.occurrences import Occurrence, live_group, trained_in
 
 from polar.core.packing import pack
 from polar.core.prefix_tree import PrefixTree, TreePaths, as_tokens
@@ -16,6 +13,9 @@ from schemas.base import digest_of
 from schemas.batches import Builder
 from schemas.trajectories import Trajectory
 from schemas.trees import StitchedCall
+from tests.property.session_scripts import Script, scripts
+from tests.unit.core.call_records import SessionRecords
+from tests.unit.core.occurrences import Occurrence, live_group, trained_in
 
 BUILDERS: list[Builder] = ["per_request", "prefix_merging"]
 

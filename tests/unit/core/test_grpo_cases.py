@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.unit.core.call_records import SessionRecords
-from tests.unit.core.given_cases import Case, cases, number
 
 from polar.core.advantages import AdvantageRule
 from polar.core.grouping import GroupState
@@ -19,6 +17,8 @@ from schemas.ids import trajectory_id
 from schemas.rewards import Reward, reward_id
 from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
+from tests.unit.core.call_records import SessionRecords
+from tests.unit.core.given_cases import Case, cases, number
 
 OUTCOMES = {
     "ok": Outcome.COMPLETED,

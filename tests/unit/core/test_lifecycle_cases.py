@@ -9,9 +9,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.property.stream_world import MemoryLog, StageRun, run_until_quiet
-from tests.unit.core.call_records import SessionRecords, interval
-from tests.unit.core.given_cases import Case, cases
 
 from polar.core.batching import BatchRule, choose, staleness_of
 from polar.core.grouper_stage import GrouperCore
@@ -28,6 +25,9 @@ from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 from schemas.topics import BATCHES, CALLS, GROUP_EVENTS, GROUPS, POLICIES, REWARDS, TRAJECTORIES
 from schemas.trajectories import Trajectory
+from tests.property.stream_world import MemoryLog, StageRun, run_until_quiet
+from tests.unit.core.call_records import SessionRecords, interval
+from tests.unit.core.given_cases import Case, cases
 
 OF_OTHER_SERVICES = ("lifecycle-007", "lifecycle-008", "lifecycle-009", "lifecycle-011")
 OUTCOMES = {"ok": Outcome.COMPLETED, "agent_error": Outcome.AGENT_ERROR, "infra_error": Outcome.INFRA_ERROR}
