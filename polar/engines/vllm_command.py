@@ -15,7 +15,6 @@ from polar.engines.weight_files import TRANSFER_BACKEND
 from polar.errors import SettingsError
 from polar.settings import EngineSettings
 
-
 EXTENSION = "polar.engines.vllm_extension.PolarWorkerExtension"
 
 
@@ -25,7 +24,9 @@ def launch_command(settings: EngineSettings) -> list[str]:
     if model is None:
         raise SettingsError("POLAR_ENGINE_MODEL_PATH is not set; name a Hugging Face folder")
     if not (model / "config.json").is_file():
-        raise SettingsError(f"POLAR_ENGINE_MODEL_PATH {model} holds no config.json; it must be a model folder")
+        raise SettingsError(
+            f"POLAR_ENGINE_MODEL_PATH {model} holds no config.json; it must be a model folder"
+        )
     template = [] if settings.chat_template is None else ["--chat-template", str(settings.chat_template)]
     return [
         sys.executable, "-m", "polar.engines.vllm_main",

@@ -1,9 +1,13 @@
 """What runs inside vLLM's workers: the weight-transfer backend `file`.
 
 It plugs into vLLM's own update protocol (/start_weight_update, /update_weights,
-/finish_weight_update). Invariant: no parameter changes before the digest of the files was
-compared with the one that the trainer published. Importing this module registers the backend;
-the server imports it by `--worker-extension-cls polar.engines.vllm_extension.PolarWorkerExtension`.
+/finish_weight_update). All work is done in the middle step. vLLM's recipe strips the model of its
+weights in the first one, and an update that fails then leaves an engine that dies at the next
+token. Invariant: no parameter changes before the files were found to be what the trainer
+published, with the names and shapes that this model has.
+
+Importing this module registers the backend; the server's workers import it because of
+`--worker-extension-cls polar.engines.vllm_extension.PolarWorkerExtension`.
 """
 
 from collections.abc import Iterator
@@ -19,9 +23,15 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from polar.engines.process_group import end_with_leader
-from polar.engines.weight_files import TRANSFER_BACKEND, verified_weight_files
+from polar.engines.weight_files import (
+    TRANSFER_BACKEND,
+    check_same_layout,
+    tensor_shapes,
+    verified_weight_files,
+)
 
 
 @dataclass
@@ -49,10 +59,7 @@ class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  #
         """Nothing to connect to."""
 
     def start_weight_update(self) -> None:
-        """Begin a reload layer by layer: kernels repack their weights once a layer is whole."""
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-        initialize_layerwise_reload(self.model)
+        """The model stays whole until receive_weights has checked everything."""
 
     def update_weights(self, update_info: Any) -> None:
         """Overridden: the base class synchronises an accelerator, which a CPU server lacks."""
@@ -61,15 +68,24 @@ class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  #
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        """Load all tensors. Raises ValueError, with the old weights in place, on another digest."""
+        """Replace all weights.
+
+        Raises ValueError, with the old weights in place, when the files are not those that were
+        published or belong to another model.
+        """
         files = verified_weight_files(Path(update_info.path), update_info.sha256)
-        self.model.load_weights(_tensors(files))
+        base = Path(self.model_config.model)
+        if base.is_dir():
+            check_same_layout(tensor_shapes(base), tensor_shapes(Path(update_info.path)))
+        # Layer by layer: kernels repack their weights once all of a layer's tensors are there.
+        initialize_layerwise_reload(self.model)
+        try:
+            self.model.load_weights(_tensors(files))
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
 
     def finish_weight_update(self) -> None:
-        """End the layer-wise reload."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-        finalize_layerwise_reload(self.model, self.model_config)
+        """vLLM names the new version after this."""
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -82,12 +98,10 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, opened.get_tensor(name)
 
 
-if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:  # noqa: SLF001 (the factory has no test for it)
-    WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, FileTransferEngine)
-
-
 class PolarWorkerExtension:
     """vLLM mixes this into its workers; naming it makes them import this module."""
 
 
+if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:  # noqa: SLF001 (there is no public test)
+    WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, FileTransferEngine)
 end_with_leader()

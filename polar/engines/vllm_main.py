@@ -19,6 +19,7 @@ def main() -> None:
 
     if os.environ.get("POLAR_TRY_FORK"):
         from vllm.platforms.cpu import CpuPlatform
+
         original = CpuPlatform.check_and_update_config.__func__
 
         def patched(cls, config):

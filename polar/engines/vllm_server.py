@@ -7,6 +7,7 @@ watches the leader (polar.engines.process_group).
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from polar.engines.vllm_command import has_gpu, launch_command, launch_environme
 from polar.errors import EngineError
 from polar.settings import EngineSettings
 from polar.supervision.processes import start_child
+
+logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
 _USUAL_START_SECONDS = 60.0
@@ -55,6 +58,10 @@ class VllmServer:
     def poll(self) -> int | None:
         """Exit status of the server process, None while it runs. Raises EngineError before start()."""
         return self._started().poll()
+
+    def wait(self) -> int:
+        """Exit status, once it has ended. Raises EngineError before start()."""
+        return self._started().wait()
 
     def wait_until_healthy(self, *, timeout_seconds: float = 300.0, progress: Progress = silent) -> float:
         """Seconds that it took. Raises EngineError when the server ends or is not ready in time."""
@@ -118,9 +125,9 @@ async def serve(settings: EngineSettings) -> None:
     """Run a server until cancelled. Raises EngineError when it ends by itself."""
     server = VllmServer(settings)
     server.start()
+    logger.info("engine_id=%s serves %s at %s", settings.id, settings.model_path, server.base_url)
     try:
-        while (status := server.poll()) is None:
-            await asyncio.sleep(_POLL_SECONDS)
+        status = await asyncio.to_thread(server.wait)
         raise EngineError(f"vLLM ended with status {status}; its output says why")
     finally:
         await asyncio.to_thread(server.stop)

@@ -1,11 +1,20 @@
-"""Digest of a folder's weights: trainer, weight-sync and engines must compute the same one."""
+"""A folder's weights: their digest, names and shapes, read from the files alone.
+
+Invariant: trainer, weight-sync and engines compute the same digest. Nothing here needs torch.
+"""
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 TRANSFER_BACKEND = "file"
 """vLLM's name for the weight-transfer backend that reads such folders (polar.engines.vllm_extension)."""
 _CHUNK = 1 << 20
+_OUTPUT_LAYER = "lm_head.weight"
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Tensor name → shape."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -33,3 +42,28 @@ def verified_weight_files(folder: Path, sha256: str) -> list[Path]:
     if found != sha256:
         raise ValueError(f"weights in {folder} have digest {found}, published was {sha256}")
     return files
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors, from the files' headers."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(folder):
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        shapes |= {name: tuple(item["shape"]) for name, item in header.items() if name != "__metadata__"}
+    return shapes
+
+
+def check_same_layout(base: Shapes, new: Shapes) -> None:
+    """Raises ValueError unless both have the same tensors.
+
+    An output layer that is tied to the embedding may be written out or left out.
+    """
+    names = {name for name in base.keys() ^ new.keys() if name != _OUTPUT_LAYER}
+    shapes = {name for name in base.keys() & new.keys() if base[name] != new[name]}
+    if names or shapes:
+        sample = ", ".join(sorted(names | shapes)[:3])
+        raise ValueError(
+            f"these weights are of another model than the engine's: {len(names)} tensors only on one side, "
+            f"{len(shapes)} of another shape ({sample})"
+        )

@@ -1,0 +1,1 @@
+"""Brings published weights into the engines, and tells the gateways before and after."""
