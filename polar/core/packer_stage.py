@@ -80,7 +80,7 @@ class PackerCore:
         self._counts = dict.fromkeys(
             (
                 "batches", "rows_written", "duplicates", "other_policy", "stale_groups",
-                "lost_manifests", "batches_not_completed",
+                "ignored_manifests", "batches_not_completed",
             ),
             0,
         )  # fmt: skip
@@ -181,7 +181,7 @@ class PackerCore:
     def _take_manifest(self, record: LogRecord, manifest: BatchManifest) -> None:
         is_first = self._last_complete is None and not self._batches
         if not is_first and manifest.number != self._next_number:
-            self._counts["lost_manifests"] += manifest.number not in self._batches
+            self._counts["ignored_manifests"] += 1
             return
         batch = _Batch(manifest, record)
         if self._asked is not None and self._asked[0] == manifest:
