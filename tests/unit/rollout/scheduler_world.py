@@ -333,3 +333,15 @@ class World:
             assert isinstance(event, GroupMembersFixed)
             first.setdefault(event.group_id, event)
         return first
+
+
+def started(world: World) -> list[StartSession]:
+    """StartSession commands in order."""
+    return [event for event in world.of(StartSession) if isinstance(event, StartSession)]
+
+
+def rounds(world: World, count: int, *, finish: bool = True, seconds: float = 1.0) -> None:
+    """So many healthy seconds, with the laws checked after each."""
+    for _ in range(count):
+        world.round(finish=finish, seconds=seconds)
+        world.check()
