@@ -44,7 +44,7 @@ class LogSettings(BaseSettings):
     send_timeout_seconds: float = 30.0
     """Every send has this time-out of its own."""
     fetch_max_wait_ms: int = 500
-    """Long poll. The embedded broker does not wake it: `polar up` sets 20 there."""
+    """Long poll near the end of a topic. The embedded broker does not wake it: `polar up` sets 100."""
     data_dir: Path = Path("polar-data")
     """Spools, checkpoints, secrets, runtimes of this machine."""
     secret_file: Path | None = None
@@ -193,6 +193,8 @@ class TrainerSettings(BaseSettings):
     keep_checkpoints: int = 2
     num_threads: int | None = None
     """CPU threads of torch; none uses all processors."""
+    pass_tokens: int = 3072
+    """Tokens in one pass through the model; bounds memory, changes no result."""
 
 
 class WeightSyncSettings(BaseSettings):

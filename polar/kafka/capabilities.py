@@ -25,7 +25,7 @@ _REMEDIES = {
     "retention": "its disk space grows until the data directory of the run is removed",
     "compaction": "readers of compacted topics see every value, not only the last of a key",
     "transaction_abort": "polar uses no transactions",
-    "wakes_long_poll": "polar up polls every 20 ms",
+    "wakes_long_poll": "polar up fetches with short waits",
 }
 
 
@@ -54,8 +54,8 @@ class Capabilities:
 
     @property
     def fetch_max_wait_ms(self) -> int:
-        """The long poll that suits it: POLAR_FETCH_MAX_WAIT_MS."""
-        return 500 if self.wakes_long_poll else 20
+        """The long poll that suits it near the end of a topic: POLAR_FETCH_MAX_WAIT_MS."""
+        return 500 if self.wakes_long_poll else 100
 
 
 def remedy(capability: str) -> str:

@@ -28,7 +28,7 @@ from polar.kafka.clients import (
     to_kafka,
 )
 from polar.kafka.records import RawRecord, decode_record, raw_record
-from polar.kafka.tail import CATCH_UP_WAIT_MS, HoleWatch, set_fetch_wait
+from polar.kafka.tail import CATCH_UP_WAIT_MS, GapGuard, HoleWatch, set_fetch_wait
 from polar.settings import LogSettings
 from schemas.codec import UnreadableRecordError
 from schemas.topics import TOPICS, TopicSpec
@@ -121,17 +121,17 @@ async def _read_to_end(
         return []
     records: list[tuple[Partition, Any]] = []
     consumer = await _assigned_consumer(settings, wanted)
-    holes = HoleWatch()
+    holes, gaps, positions = HoleWatch(), GapGuard(), dict(wanted)
     last_progress = time.monotonic()
     try:
         while ends:
-            batch = await _get_many(settings, consumer)
+            batch = await _get_many(settings, consumer, positions, gaps)
             records.extend((partition, item) for partition, item in batch if item.offset < ends[partition])
             open_tps = {to_kafka(settings, partition): partition for partition in ends}
             done = {
                 tp for tp, partition in open_tps.items() if await consumer.position(tp) >= ends[partition]
             }
-            if batch:
+            if batch or gaps.is_waiting:
                 holes.records_came()
             else:
                 done |= holes.at_hole(consumer, open_tps.keys() - done)
@@ -180,14 +180,14 @@ async def follow_raw(
         except LogUnavailableError as error:
             logger.warning("%s; trying on", error)
             continue
+        gaps = GapGuard()
         try:
             while True:
-                batch = await _get_many(settings, consumer)
+                batch = await _get_many(settings, consumer, positions, gaps)
                 # Many at once: more are waiting, and long fetches fetch them faster.
                 is_behind = len(batch) >= _BEHIND_RECORDS
                 set_fetch_wait(consumer, CATCH_UP_WAIT_MS if is_behind else settings.fetch_max_wait_ms)
                 for partition, item in batch:
-                    positions[partition] = item.offset + 1
                     yield raw_record(partition, item)
         except OffsetOutOfRangeError as error:
             logger.error("records were deleted before they were read (%s); going on at the first left", error)  # noqa: TRY400
@@ -256,11 +256,27 @@ def _assign(settings: LogSettings, consumer: AIOKafkaConsumer, positions: Mappin
         consumer.seek(to_kafka(settings, partition), offset)
 
 
-async def _get_many(settings: LogSettings, consumer: AIOKafkaConsumer) -> list[tuple[Partition, Any]]:
+async def _get_many(
+    settings: LogSettings, consumer: AIOKafkaConsumer, positions: dict[Partition, int], gaps: GapGuard
+) -> list[tuple[Partition, Any]]:
+    """The next records, in order and without loss; moves `positions` behind them."""
     batches: Mapping[TopicPartition, list[Any]] = await consumer.getmany(
         timeout_ms=_POLL_MS, max_records=_MAX_RECORDS
     )
-    return [(from_kafka(settings, tp), item) for tp, items in batches.items() for item in items]
+    records: list[tuple[Partition, Any]] = []
+    has_gap = False
+    for tp, items in batches.items():
+        partition = from_kafka(settings, tp)
+        ready, again = gaps.ready(partition, positions[partition], items, time.time())
+        if again is not None:
+            has_gap = True
+            consumer.seek(tp, ready[-1].offset + 1 if ready else positions[partition])
+        if ready:
+            positions[partition] = ready[-1].offset + 1
+            records.extend((partition, item) for item in ready)
+    if has_gap and not records:
+        await asyncio.sleep(_POLL_MS / 1000)
+    return records
 
 
 async def _offset_ranges(
