@@ -27,6 +27,7 @@ help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 setup: $(INSTALLED) ## virtual environment in .venv with everything, for a CPU or an NVIDIA GPU
+	@echo "ready: $(VENV) ($(ACCELERATOR))"
 
 demo: $(INSTALLED) ## a real model learns a task inside a black-box agent (DEMO_ARGS="--quick --json")
 	@$(BIN)/python -m polar.engines.models smollm2 --cache $(CACHE) >/dev/null
