@@ -45,6 +45,10 @@ class LogSettings(BaseSettings):
     """Every send has this time-out of its own."""
     fetch_max_wait_ms: int = 500
     """Long poll near the end of a topic. The embedded broker does not wake it: `polar up` sets 100."""
+    member_id: str = ""
+    """Names this replica among those of a stage, the same at each start. With it a replica that was
+    killed takes its partitions back as soon as it is started again, not after the session time-out.
+    Two running replicas of a stage must not share one."""
     data_dir: Path = Path("polar-data")
     """Spools, checkpoints, secrets, runtimes of this machine."""
     secret_file: Path | None = None

@@ -12,6 +12,7 @@
 | auto-creation, auto-commit | off | topics come from the table, commits are explicit offset maps |
 | offset reset | none | every first position is an explicit seek |
 | assignor | range | equal partitions of several topics come to the same member |
+| session time-out | 6 s, Kafka's least | joining on the embedded broker takes half of it, or all of it |
 | longest poll interval | 1 h | a long step must not cost the membership; heartbeats go on meanwhile |
 """
 
@@ -37,6 +38,7 @@ RETRY_SECONDS = 0.5
 """Pause between two attempts to reach a broker that is down."""
 _MAX_REQUEST_BYTES = max(topic.max_message_bytes for topic in TOPICS) + RECORD_OVERHEAD_BYTES
 _MAX_POLL_INTERVAL_MS = 3_600_000
+_SESSION_TIMEOUT_MS = 6_000
 _PARTITION_FETCH_BYTES = 8 * 1024 * 1024
 
 Result = TypeVar("Result")
@@ -92,15 +94,16 @@ def new_admin(settings: LogSettings) -> AIOKafkaAdminClient:
     return AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers(settings), client_id=CLIENT_ID)
 
 
-def subscriber_options(settings: LogSettings) -> dict[str, Any]:
+def subscriber_options(settings: LogSettings, group_id: str) -> dict[str, Any]:
     """Consumer options of a stage's one FastStream subscriber."""
     return {
+        "group_instance_id": f"{group_id}-{settings.member_id}" if settings.member_id else None,
         "auto_offset_reset": "none",
         "partition_assignment_strategy": (RangePartitionAssignor,),
         "fetch_max_wait_ms": settings.fetch_max_wait_ms,
         "max_partition_fetch_bytes": _PARTITION_FETCH_BYTES,
         "max_poll_interval_ms": _MAX_POLL_INTERVAL_MS,
-        "session_timeout_ms": 10_000,
+        "session_timeout_ms": _SESSION_TIMEOUT_MS,
         "heartbeat_interval_ms": 1_000,
     }
 

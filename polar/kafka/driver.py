@@ -208,6 +208,8 @@ class Stage:
                 for raw in await self._fresh(records):
                     raws[raw.partition, raw.offset] = raw
                     outputs += await self._one(raw)
+                    # Heartbeats, and what else runs beside the core, get their turn.
+                    await asyncio.sleep(0)
                 outputs += self._caught_up()
                 await self._publisher.publish(outputs, raws)
                 self._last_sign_of_life = time.monotonic()

@@ -86,12 +86,12 @@ def stage_app(
         start_at_beginning=start_at_beginning,
         tick_seconds=tick_seconds,
     )
+    group = f"{settings.topic_prefix}.{group_id}"
     subscriber = broker.subscriber(
-        *(topic.named(settings.topic_prefix) for topic in topics),
-        group_id=f"{settings.topic_prefix}.{group_id}",
+        *(topic.named(settings.topic_prefix) for topic in topics), group_id=group,
         batch=True, max_records=MAX_BATCH_RECORDS, batch_timeout_ms=_BATCH_TIMEOUT_MS,
         ack_policy=AckPolicy.MANUAL, listener=_Listener(stage, lambda: subscriber.consumer),
-        parser=_undecoded, decoder=_records, **subscriber_options(settings),
+        parser=_undecoded, decoder=_records, **subscriber_options(settings, group),
     )  # fmt: skip
     subscriber(stage.process)
     app = StageApp(broker, logger=logger)
