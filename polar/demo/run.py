@@ -144,7 +144,15 @@ def _children(options: DemoOptions, model: Path) -> list[ServiceSpec]:
         return bool(state["ready"]) and state["pid"] == owner
 
     services = [
-        ServiceSpec("up", tuple(argv), _settings(options), is_ready=is_up, stop_seconds=60.0),
+        ServiceSpec(
+            "up",
+            tuple(argv),
+            _settings(options),
+            is_ready=is_up,
+            # It has tried for itself, so a start that failed has failed.
+            fatal_statuses=frozenset({1, 2, 3}),
+            stop_seconds=60.0,
+        ),
     ]
     if options.reward is not None:
         program = (sys.executable, str(options.reward.absolute()))

@@ -8,8 +8,8 @@
 
 Invariant: a service that ends is started again for ever, with back-off, once the deployment has
 been up. Before that `START_ATTEMPTS` failures in a row end the whole start with the service's
-last words; so does a first process that ends with status 2 or 3 (wrong usage, something missing:
-no restart can help).
+last words; so does a service that ends with one of its `fatal_statuses` (wrong usage, something
+missing) before it was ever ready.
 """
 
 import asyncio
@@ -63,6 +63,8 @@ class ServiceSpec:
     """Probe; none: ready as soon as it runs."""
     one_shot: bool = False
     """Ends by itself: ready when it has ended with status 0."""
+    fatal_statuses: frozenset[int] = frozenset({2, 3})
+    """Exit statuses that no restart can help, as long as it has never been ready."""
     stop_seconds: float = 10.0
     """From SIGTERM to SIGKILL."""
 
@@ -148,7 +150,8 @@ class Supervisor:
                 state.was_ready.set()
                 return
             failures = 1 if time.monotonic() - started > _HEALTHY_SECONDS else failures + 1
-            hopeless = status in {2, 3} and state.restarts == 0
+            is_first = state.restarts == 0 or not state.was_ready.is_set()
+            hopeless = status in spec.fatal_statuses and is_first
             if hopeless or (failures >= START_ATTEMPTS and not self._all_ready.is_set()):
                 self._set(spec.name, "failed")
                 raise ServiceFailedError(
