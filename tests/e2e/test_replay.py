@@ -1,6 +1,6 @@
 """The recorded demo is rebuilt from its archive, from other partitions, offline and with other rewards."""
 
-import json
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,6 +11,8 @@ import pytest
 
 from polar.archive.folder import read_events
 from polar.core.replaying import ReplayOptions, replay
+from polar.kafka.reader import read_all
+from polar.settings import LogSettings
 from schemas.rewards import Reward
 from schemas.topics import BATCHES, CALLS, GROUP_EVENTS, GROUPS, POLICIES, REWARDS, TRAJECTORIES
 from tests.e2e.conftest import Archive, QuickDemo
@@ -19,7 +21,6 @@ from tests.e2e.deployments import clean_environment, last_json, polar, until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NEEDED = (CALLS, REWARDS, GROUP_EVENTS, TRAJECTORIES, GROUPS, BATCHES, POLICIES)
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_archive_holds_the_run(quick_demo: QuickDemo, archive: Archive) -> None:
@@ -84,42 +85,65 @@ def test_offline_training_with_another_builder_gives_the_same_losses(archive: Ar
         assert step["loss"] == pytest.approx(step["live_loss"], rel=1e-3, abs=1e-5)
 
 
-def test_a_reward_program_attached_later_changes_scores_and_no_tree(archive: Archive) -> None:
+def test_a_reward_program_attached_later_changes_scores_and_no_tree(archive: Archive, tmp_path: Path) -> None:
     """A separate process, started after the run was over, against a copy of its topics."""
-    prefix = "later"
     servers = archive.broker["POLAR_BOOTSTRAP_SERVERS"]
     copied, _ = polar(
-        "replay", str(archive.folder), "--to-prefix", prefix, "--bootstrap-servers", servers, "--json"
+        "replay", str(archive.folder), "--to-prefix", "later", "--bootstrap-servers", servers, "--json"
     )
     assert copied == 0
+    log = LogSettings(bootstrap_servers=servers, topic_prefix="later", fetch_max_wait_ms=20)
     env = clean_environment(
-        POLAR_BOOTSTRAP_SERVERS=servers, POLAR_TOPIC_PREFIX=prefix, POLAR_FETCH_MAX_WAIT_MS="20"
+        POLAR_BOOTSTRAP_SERVERS=servers, POLAR_TOPIC_PREFIX="later", POLAR_FETCH_MAX_WAIT_MS="20"
     )
-    program = subprocess.Popen([sys.executable, str(EXAMPLES / "reward_length.py")], env=env)
+    program = tmp_path / "late_reward.py"
+    program.write_text(LATE_PROGRAM)
+    with (tmp_path / "late.log").open("w") as output:
+        process = subprocess.Popen([sys.executable, str(program)], env=env, stderr=output)
     try:
-        until(lambda: scored(servers, prefix) >= 48, 120, "scoring every trajectory")
+        until(lambda: len(late_rewards(log)) >= 48, 120, "scoring every trajectory")
     finally:
-        program.send_signal(signal.SIGTERM)
-        program.wait(30)
-    status, output = polar(
-        "replay", "--topics", prefix, "--bootstrap-servers", servers, "--evaluator", EVALUATOR, "--json"
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    status, output_text = polar(
+        "replay", "--topics", "later", "--bootstrap-servers", servers, "--evaluator", "late", "--json"
     )
-    value = last_json(output)
+    value = last_json(output_text)
     assert status == 0
     assert value["digests"]["trajectories"] == value["recorded"]["trajectories"]
     assert value["digests"]["groups"] != value["recorded"]["groups"]
-    assert {item["kind"] for item in value["mismatches"]} >= {"group", "batch"}
+    assert value["digests"]["batches"] != value["recorded"]["batches"]
+
+    records = read_events(archive.folder, *NEEDED)
+    plain, other = replay(records), replay(records, ReplayOptions(rewards=tuple(late_rewards(log))))
+    for group_id, group in plain.groups.items():
+        changed = other.groups[group_id]
+        assert changed.tree == group.tree
+        scores = {member.session_id: member.score for member in changed.members}
+        assert scores == {reward.session_id: reward.value for reward in late_rewards(log, group_id)}
+        assert sum(member.advantage for member in changed.members) == pytest.approx(0, abs=1e-6)
 
 
-EVALUATOR = "length"
+LATE_PROGRAM = """
+from polar.rewards import TrajectoryView, reward, run
+
+@reward("outcome", evaluator="late", version="1")
+async def late(trajectory: TrajectoryView) -> float:
+    return float(len(trajectory.last_answer) % 5)
+
+if __name__ == "__main__":
+    run([__file__])
+"""
 
 
-def scored(servers: str, prefix: str) -> int:
-    """Trajectories that the later program has scored."""
-    status, output = polar(
-        "archive", "--to", "-", "--prefix", prefix, "--bootstrap-servers", servers, "--json"
-    )
-    return 0 if status else json.loads(output)["scored"]
+def late_rewards(log: LogSettings, group_id: str | None = None) -> list[Reward]:
+    """What the late program has written."""
+    rewards = [record.event for record in asyncio.run(read_all(log, REWARDS))]
+    return [
+        reward
+        for reward in rewards
+        if isinstance(reward, Reward) and reward.evaluator == "late" and group_id in (None, reward.group_id)
+    ]
 
 
 def test_other_rewards_leave_members_order_and_trees(archive: Archive) -> None:
