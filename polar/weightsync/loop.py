@@ -59,12 +59,15 @@ async def serve(log: LogSettings, settings: WeightSyncSettings) -> None:
         async def publish(state: EngineState) -> None:
             await writer.write(state)
 
-        group = await stack.enter_async_context(asyncio.TaskGroup())
-        group.create_task(_read(log, board, gateways))
+        syncs = []
         for engine_id, url in urls.items():
             engine = EngineClient(engine_id, url, timeout_seconds=settings.timeout_seconds)
             stack.push_async_callback(engine.close)
-            sync = EngineSync(engine, gateways, publish, policy=settings.policy, digests=board.digests)
+            syncs.append(EngineSync(engine, gateways, publish, policy=settings.policy, digests=board.digests))
+        # Entered last: the stack unwinds backwards, and the clients must outlive the tasks.
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        group.create_task(_read(log, board, gateways))
+        for sync in syncs:
             group.create_task(keep_current(sync, board))
 
 
