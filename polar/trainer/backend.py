@@ -1,8 +1,8 @@
 """MegatronBackend: one optimizer step a batch on a Megatron-Core model.
 
-Invariant: the step is a function of (weights, optimizer state, the set of occurrences). Rows
+Invariant: the step is a function of (weights, optimizer state, the set of occurrences). Passes
 are summed, never averaged, so packing and order of rows do not matter; memory is bounded by
-one row, and by a chunk of logits at a time.
+the tokens of one pass, and by a chunk of logits at a time.
 
 Megatron's DDP and optimizer run on a CPU through `no_cuda`. The distributed optimizer stays
 off: without Transformer Engine its state does not survive a resume exactly.
@@ -25,7 +25,9 @@ from polar.trainer import hf_weights, megatron_model
 from polar.trainer.grpo_loss import LossLimits, grpo_loss
 from polar.trainer.model_shape import ModelShape
 from polar.trainer.no_cuda import no_cuda
-from polar.trainer.rows import RowTensors, row_tensors
+from polar.trainer.pass_tensors import PassTensors, pass_tensors
+from polar.trainer.prefix_sharing import plan_passes
+from polar.trainer.rows import read_rows
 from polar.trainer.step_stats import StepStats
 from schemas.batches import PackedRow
 from schemas.columns import FloatColumn, TokenColumn
@@ -50,7 +52,7 @@ class MegatronBackend:
         """Build the model of `model_folder` with the weights of `weights` (default: the same folder)."""
         self.shape = ModelShape.from_folder(model_folder)
         self.cancelled = threading.Event()
-        """Set from any thread: the running step raises StepCancelledError at its next row."""
+        """Set from any thread: the running step raises StepCancelledError at its next pass."""
         self.optimizer_steps = 0
         """Steps that moved the weights; the learning rate's warm-up counts these."""
         self._folder = model_folder
@@ -101,10 +103,11 @@ class MegatronBackend:
         with no_cuda():
             self._optimizer.zero_grad()
             self._model.zero_grad_buffer()
-            for row in rows:
+            passes = self._passes(rows, version)
+            for one in passes:
                 if self.cancelled.is_set():
                     raise StepCancelledError
-                self._accumulate(self._tensors(row, version), stats)
+                self._accumulate(one, stats)
             megatron_model.finalize_model_grads([self._model])
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -117,16 +120,18 @@ class MegatronBackend:
             "grad_norm": float(gradient_norm),
             "learning_rate": learning_rate,
             "row_tokens": float(sum(len(row.tokens) for row in rows)),
-            "rows": float(len(rows)),
+            "computed_tokens": float(sum(one.tokens.numel() for one in passes)),
+            "passes": float(len(passes)),
             "step_seconds": time.monotonic() - began,
         }
 
     def logprobs(self, row: PackedRow) -> Tensor:
         """Log-probs [n] of the row's occurrences under the present weights, at their temperatures."""
-        tensors = self._tensors(row, None)
+        found = torch.empty(len(row.sources))
         with no_cuda(), torch.no_grad():
-            hidden = self._hidden(tensors).index_select(0, tensors.sources)
-            return self._logprobs(hidden, tensors)
+            for one in self._passes([row], None):
+                found[one.occurrences] = self._logprobs(one).cpu()
+        return found
 
     def canary(self) -> Canary:
         """A fixed text over the vocabulary with its log-probs under the present weights.
@@ -186,38 +191,38 @@ class MegatronBackend:
         reached = min(1.0, (self.optimizer_steps + 1) / warm_up) if warm_up else 1.0
         return self._settings.learning_rate * reached
 
-    def _tensors(self, row: PackedRow, version: PolicyVersion | None) -> RowTensors:
-        return row_tensors(row, vocab_size=self.shape.vocab_size, device=self._device, version=version)
+    def _passes(self, rows: Sequence[PackedRow], version: PolicyVersion | None) -> list[PassTensors]:
+        sequences, occurrences = read_rows(rows, vocab_size=self.shape.vocab_size, version=version)
+        plans = plan_passes(sequences, self._settings.pass_tokens)
+        return [pass_tensors(plan, occurrences, self._device) for plan in plans]
 
-    def _hidden(self, tensors: RowTensors) -> Tensor:
-        """[t, hidden] after the final norm."""
-        layout = megatron_model.packed_row(tensors.sequence_starts)
-        hidden: Tensor = self._model(tensors.tokens, tensors.positions, None, packed_seq_params=layout)
-        return hidden.squeeze(1)
-
-    def _logprobs(self, hidden: Tensor, tensors: RowTensors) -> Tensor:
-        parts = zip(
-            *(torch.split(x, _LOGIT_CHUNK) for x in (hidden, tensors.targets, tensors.temperatures)),
-            strict=True,
+    def _hidden(self, one: PassTensors) -> Tensor:
+        """[n, hidden] after the final norm, at the sources."""
+        hidden: Tensor = self._model(
+            one.tokens[None], one.positions[None], None, packed_seq_params=one.layout
         )
-        return torch.cat([self._gpt.token_logprobs(*part) for part in parts])
+        return hidden.squeeze(1).index_select(0, one.sources)
 
-    def _accumulate(self, tensors: RowTensors, stats: StepStats) -> None:
-        """Forward and backward of one row. Two backward passes: first each chunk of logits into
+    def _logprobs(self, one: PassTensors) -> Tensor:
+        """[n]."""
+        columns = (self._hidden(one), one.targets, one.temperatures)
+        chunks = zip(*(torch.split(column, _LOGIT_CHUNK) for column in columns), strict=True)
+        return torch.cat([self._gpt.token_logprobs(*chunk) for chunk in chunks])
+
+    def _accumulate(self, one: PassTensors, stats: StepStats) -> None:
+        """Forward and backward of one pass. Two backward passes: first each chunk of logits into
         the gradient of the hidden states, then those through the model, so that only one chunk
         of logits is alive at a time."""
-        if tensors.sources.numel() == 0:
-            return
-        hidden = self._hidden(tensors).index_select(0, tensors.sources)
+        hidden = self._hidden(one)
         leaf = hidden.detach().requires_grad_()
         columns = (
-            leaf, tensors.targets, tensors.temperatures, tensors.engine_logprobs,
-            tensors.weights, tensors.advantages, tensors.current,
+            leaf, one.targets, one.temperatures, one.engine_logprobs,
+            one.weights, one.advantages, one.is_current,
         )  # fmt: skip
         chunks = zip(*(torch.split(column, _LOGIT_CHUNK) for column in columns), strict=True)
-        for states, targets, temperatures, engine, weights, advantages, current in chunks:
+        for states, targets, temperatures, engine, weights, advantages, is_current in chunks:
             new = self._gpt.token_logprobs(states, targets, temperatures)
             terms = grpo_loss(new, engine, weights, advantages, self._limits)
-            stats.add(terms, new.detach(), engine, weights, current)
+            stats.add(terms, new.detach(), engine, weights, is_current)
             torch.autograd.backward(terms.loss)
         torch.autograd.backward(hidden, leaf.grad)

@@ -1,13 +1,14 @@
-"""A Megatron-Core GPTModel for packed rows, without patching Megatron (0.16.1).
+"""A Megatron-Core GPTModel for passes of many sequences, without patching Megatron (0.16.1).
 
-Invariant: a sequence of a packed row sees its own earlier tokens and nothing else, and each
-token's rotary angle follows its position in its own sequence. The model returns hidden
-states; the output layer is applied afterwards, only where a token is trained.
+Invariant: a token sees the earlier tokens of its own sequence and nothing else, and its rotary
+angle follows its position in that sequence. The model returns hidden states; the output layer
+is applied afterwards, only where a token is trained.
 """
 
 import os
 import sys
 import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ __all__ = [
     "finalize_model_grads",
     "get_megatron_optimizer",
     "init_process_group",
-    "packed_row",
+    "segment_layout",
 ]
 
 
@@ -60,20 +61,40 @@ def init_process_group() -> None:
         parallel_state.initialize_model_parallel(1)
 
 
-def packed_row(sequence_starts: Tensor) -> PackedSeqParams:
-    """Layout of a row for the model; `sequence_starts` is int32 [sequences + 1], the whole row."""
-    longest = int((sequence_starts[1:] - sequence_starts[:-1]).max())
-    return PackedSeqParams(
+@dataclass
+class SegmentLayout(PackedSeqParams):  # type: ignore[misc]  # Megatron has no types
+    """How the segments of a pass attend; handed to the model as packed_seq_params.
+
+    For Megatron itself the pass is one sequence of the thd format, so that it applies the
+    rotary angles as they are given, token by token.
+    """
+
+    segment_lengths: list[int] = field(default_factory=list)
+    path_lengths: list[int] = field(default_factory=list)
+    paths: Tensor | None = None
+    """[sum of path_lengths] int64; none where each segment is a whole sequence."""
+    masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """Causal masks by (queries, keys), shared by the layers."""
+
+
+def segment_layout(segment_lengths: list[int], path_lengths: list[int], paths: Tensor) -> SegmentLayout:
+    """Layout of a pass (polar.trainer.prefix_sharing)."""
+    size = sum(segment_lengths)
+    whole = torch.tensor([0, size], dtype=torch.int32, device=paths.device)
+    return SegmentLayout(
         qkv_format="thd",
-        cu_seqlens_q=sequence_starts,
-        cu_seqlens_kv=sequence_starts,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+        cu_seqlens_q=whole,
+        cu_seqlens_kv=whole,
+        max_seqlen_q=size,
+        max_seqlen_kv=size,
+        segment_lengths=segment_lengths,
+        path_lengths=path_lengths,
+        paths=None if segment_lengths == path_lengths else paths,
     )
 
 
-class SegmentAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no types
-    """Causal attention per sequence of a packed row; core_attention of the layer spec."""
+class SegmentAttention(MegatronModule):  # type: ignore[misc]
+    """Attention of each segment to its path; core_attention of the layer spec."""
 
     def __init__(
         self,
@@ -93,20 +114,33 @@ class SegmentAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,  # noqa: ARG002
-        packed_seq_params: PackedSeqParams = None,
+        packed_seq_params: SegmentLayout,
         **_: Any,
     ) -> Tensor:
         """query [t, heads, d], key and value [t, kv heads, d] → [t, heads, d]."""
-        starts = packed_seq_params.cu_seqlens_q
-        lengths = (starts[1:] - starts[:-1]).tolist()
-        # split, not slices: the backward of a slice would fill the whole row once a sequence
-        sequences = zip(*(torch.split(x, lengths) for x in (query, key, value)), strict=True)
-        return torch.cat([self._causal(q, k, v) for q, k, v in sequences])
+        layout = packed_seq_params
+        if layout.paths is not None:
+            key, value = key.index_select(0, layout.paths), value.index_select(0, layout.paths)
+        # split, not slices: the backward of a slice would fill the whole pass once a segment
+        segments = zip(
+            torch.split(query, layout.segment_lengths),
+            torch.split(key, layout.path_lengths),
+            torch.split(value, layout.path_lengths),
+            strict=True,
+        )
+        return torch.cat([self._attend(q, k, v, layout) for q, k, v in segments])
 
-    def _causal(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout) -> Tensor:
+        queries, keys = query.size(0), key.size(0)
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
         out = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
+            q,
+            k,
+            v,
+            attn_mask=None if queries == keys else _lower_right(queries, keys, layout),
+            is_causal=queries == keys,
+            scale=self.scale,
+            enable_gqa=q.size(1) != k.size(1),
         )
         return out.squeeze(0).transpose(0, 1)
 
@@ -115,8 +149,17 @@ class SegmentAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no
         return {}
 
 
+def _lower_right(queries: int, keys: int, layout: SegmentLayout) -> Tensor:
+    """[queries, keys] bool: the last query sees every key, each one before it one less."""
+    mask = layout.masks.get((queries, keys))
+    if mask is None:
+        whole = torch.ones(queries, keys, dtype=torch.bool, device=layout.cu_seqlens_q.device)
+        mask = layout.masks[queries, keys] = whole.tril(keys - queries)
+    return mask
+
+
 class PackedGPT(GPTModel):  # type: ignore[misc]
-    """GPTModel whose forward gives hidden states [t, 1, hidden] of one packed row."""
+    """GPTModel whose forward gives the hidden states [t, 1, hidden] of one pass."""
 
     def __init__(self, config: TransformerConfig, shape: ModelShape) -> None:
         spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")

@@ -64,6 +64,17 @@ def test_a_packed_sequence_sees_nothing_of_its_neighbours(kind: str, tmp_path: P
     assert not torch.allclose(packed[:10], other[:10])
 
 
+@pytest.mark.parametrize("kind", ["llama-untied", "qwen3-tied"])
+def test_a_shared_prefix_changes_no_logprob(kind: str, tmp_path: Path) -> None:
+    backend = MegatronBackend(write_tiny_model(tmp_path, kind), TrainerSettings(num_threads=1))
+    prompt, *tails = sequences(3, 20, 9, 1, 14)
+    middle = prompt[:8]
+    parts = [prompt, prompt + tails[0], prompt + tails[1], middle + tails[2], prompt + tails[0] + tails[2]]
+    together = backend.logprobs(row(parts, everywhere(parts)))
+    alone = torch.cat([backend.logprobs(row([p], everywhere([p]))) for p in parts])
+    assert (together - alone).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_export_gives_back_every_tensor_bit_for_bit(kind: str, tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "base", kind)

@@ -94,6 +94,20 @@ def test_packing_order_and_row_size_change_nothing(settings: TrainerSettings, ti
             assert other[name] == metrics[name], name
 
 
+@pytest.mark.parametrize("pass_tokens", [1, 40, 90])
+def test_small_passes_change_nothing(pass_tokens: int, settings: TrainerSettings, tiny_folder: Path) -> None:
+    settings = settings.model_copy(update=UNCLIPPED)
+    _, rows = batch(0, 3, 4, row_tokens=4096)
+    whole, metrics = gradients(tiny_folder, settings, rows)
+    small = settings.model_copy(update={"pass_tokens": pass_tokens})
+    found, other = gradients(tiny_folder, small, rows)
+    assert metrics["passes"] == 1
+    assert other["passes"] > 1
+    assert metrics["computed_tokens"] < other["computed_tokens"] <= metrics["row_tokens"]
+    assert_equal_gradients(whole, found)
+    assert other["loss"] == pytest.approx(metrics["loss"], rel=1e-4, abs=1e-6)
+
+
 def test_chunks_of_logits_change_nothing(
     settings: TrainerSettings, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +220,7 @@ def test_a_cancelled_step_changes_nothing(
         ({"sources": TokenColumn([-1, 1])}, "source"),
         ({"sequence_starts": TokenColumn([0, 2])}, "sequence_starts"),
         ({"sequence_starts": TokenColumn([0, 2, 2, 3])}, "sequence_starts"),
+        ({"positions": TokenColumn([0, 1, 3])}, "positions"),
         ({"call_ordinals": TokenColumn([0, 1])}, "call ordinal"),
         ({"engine_logprobs": FloatColumn([-1.0, math.nan])}, "finite log-prob"),
         ({"advantages": FloatColumn([1.0, math.inf])}, "advantage"),
