@@ -18,8 +18,12 @@ from polar.settings import EngineSettings
 EXTENSION = "polar.engines.vllm_extension.PolarWorkerExtension"
 
 
-def launch_command(settings: EngineSettings) -> list[str]:
-    """The server's command. Raises SettingsError when no usable model is named."""
+def launch_command(settings: EngineSettings, *, seed: int) -> list[str]:
+    """The server's command. Raises SettingsError when no usable model is named.
+
+    `seed` must be another one at each start of each engine: vLLM's default is 0, and two engines
+    would sample the same answers to the same prompts.
+    """
     model = settings.model_path
     if model is None:
         raise SettingsError("POLAR_ENGINE_MODEL_PATH is not set; name a Hugging Face folder")
@@ -36,6 +40,7 @@ def launch_command(settings: EngineSettings) -> list[str]:
         "--served-model-name", settings.served_model,
         "--dtype", settings.dtype,
         "--max-model-len", str(settings.max_model_len),
+        "--seed", str(seed),
         # Sampling defaults come from the gateway alone, never from the model's folder.
         "--generation-config", "vllm",
         # Log-probs of the sampled distribution, temperature included.

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from polar.supervision.processes import start_child
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
+_KILL_SECONDS = 5.0
+"""Longest wait for killed processes to be gone."""
 _USUAL_START_SECONDS = 60.0
 """Only for the progress bar: a cold start on two cores."""
 
@@ -48,7 +51,7 @@ class VllmServer:
 
     def start(self) -> None:
         """Start it; call from the main thread. Raises SettingsError when no usable model is named."""
-        command = launch_command(self._settings)
+        command = launch_command(self._settings, seed=secrets.randbelow(1 << 31))
         environment = launch_environment(
             self._settings, os.environ, has_gpu=has_gpu(), num_cpus=len(os.sched_getaffinity(0))
         )
@@ -88,9 +91,12 @@ class VllmServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(grace_seconds)
         # A dead leader's children are still in its group.
+        deadline = time.monotonic() + _KILL_SECONDS
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            while time.monotonic() < deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.poll()
+                time.sleep(0.02)
         self._process = None
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -23,13 +23,14 @@ def options(command: list[str]) -> dict[str, str]:
 
 
 def test_flags_that_the_records_rely_on(model: Path) -> None:
-    given = options(launch_command(EngineSettings(model_path=model, port=8600)))
+    given = options(launch_command(EngineSettings(model_path=model, port=8600), seed=5))
     assert given["--generation-config"] == "vllm"
     assert given["--logprobs-mode"] == "processed_logprobs"
     assert given["--dtype"] == "float32"
     assert given["--model"] == str(model)
     assert given["--served-model-name"] == "policy"
     assert given["--host"] == "127.0.0.1"
+    assert given["--seed"] == "5"
     assert {"--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details"} <= given.keys()
     assert given["--worker-extension-cls"] == "polar.engines.vllm_extension.PolarWorkerExtension"
     assert json.loads(given["--weight-transfer-config"]) == {"backend": "file"}
@@ -40,7 +41,7 @@ def test_every_setting_reaches_the_command(model: Path) -> None:
         model_path=model, host="0.0.0.0", port=9, served_model="other", dtype="bfloat16", max_model_len=77,
         chat_template=Path("t.jinja"), tool_parser="qwen", extra_args="--seed 7 --swap 'a b'",
     )  # fmt: skip
-    command = launch_command(settings)
+    command = launch_command(settings, seed=5)
     given = options(command)
     assert (given["--host"], given["--port"], given["--served-model-name"]) == ("0.0.0.0", "9", "other")
     assert (given["--dtype"], given["--max-model-len"]) == ("bfloat16", "77")
@@ -50,9 +51,9 @@ def test_every_setting_reaches_the_command(model: Path) -> None:
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="POLAR_ENGINE_MODEL_PATH is not set"):
-        launch_command(EngineSettings(model_path=None))
+        launch_command(EngineSettings(model_path=None), seed=5)
     with pytest.raises(SettingsError, match=r"holds no config\.json"):
-        launch_command(EngineSettings(model_path=tmp_path))
+        launch_command(EngineSettings(model_path=tmp_path), seed=5)
 
 
 def test_environment_on_a_cpu(model: Path) -> None:

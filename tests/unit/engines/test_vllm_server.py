@@ -38,7 +38,9 @@ def settings(tmp_path: Path) -> EngineSettings:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(
-        vllm_server, "launch_command", lambda settings: [sys.executable, "-c", program, str(settings.port)]
+        vllm_server,
+        "launch_command",
+        lambda settings, seed: [sys.executable, "-c", program, str(settings.port)],
     )
 
 
