@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine_fixture import engine as engine
+from tests.engine_fixture import engine  # noqa: F401 (a fixture)
 
 if TYPE_CHECKING:
     from polar.kafka.brokers import OwnBroker
