@@ -87,15 +87,15 @@ class EnginePool:
     async def refresh(self, slot: EngineSlot) -> None:
         """Before a call's interval is closed: while weight-sync may not know this gateway yet,
         ask the engine whether its weights changed meanwhile."""
-        if slot.versions.was_told or time.monotonic() - self._started > _NEWCOMER_SECONDS:
+        told = slot.versions.times_told
+        if told or time.monotonic() - self._started > _NEWCOMER_SECONDS:
             return
         try:
             seen = parse_weight_version(await slot.client.weight_version())
         except (EngineError, ValueError) as error:
             slot.suspect("engine_down", f"engine {slot.engine_id} does not name its weights: {error}")
             return
-        if slot.versions.pending is None and seen != slot.versions.settled:
-            slot.versions.observe(seen)
+        slot.versions.observe(seen, told)
 
     async def run(self) -> None:
         """Watch all engines for ever."""
@@ -123,6 +123,7 @@ class EnginePool:
                 continue
 
     async def _probe(self, slot: EngineSlot) -> None:
+        told = slot.versions.times_told
         try:
             version = await probe(slot.client, self._model)
         except EngineUnfitError as error:
@@ -130,7 +131,6 @@ class EnginePool:
                 logger.warning("engine_id=%s is not used (%s): %s", slot.engine_id, error.reason, error)
             slot.reason, slot.detail = error.reason, str(error)
             return
-        if slot.versions.pending is None and slot.versions.settled != version:
-            slot.versions.observe(version)
+        slot.versions.observe(version, told)
         slot.reason = slot.detail = ""
         logger.info("engine_id=%s is fit, policy_version=%s", slot.engine_id, version)

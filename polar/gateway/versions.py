@@ -37,23 +37,27 @@ class EngineVersions:
 
     settled: PolicyVersion = BASE_VERSION
     pending: PolicyVersion | None = None
-    was_told: bool = False
-    """weight-sync knows this gateway: from now on every change is told before it happens."""
+    times_told: int = 0
+    """Above 0 weight-sync knows this gateway: every change is told before it happens."""
     _open: dict[int, VersionMark] = field(default_factory=dict)
 
     def tell(self, phase: Phase, version: PolicyVersion) -> None:
         """weight-sync announces a version."""
-        self.was_told = True
+        self.times_told += 1
         if phase == "pending":
             self.pending = version
-            self._note(version)
         else:
-            self.observe(version)
-
-    def observe(self, version: PolicyVersion) -> None:
-        """The engine runs this version now."""
-        self.settled, self.pending = version, None
+            self.settled, self.pending = version, None
         self._note(version)
+
+    def observe(self, version: PolicyVersion, times_told: int) -> None:
+        """The engine named this version when asked; `times_told` was read before asking.
+
+        What weight-sync told since, or tells of a load under way, is the newer word.
+        """
+        if times_told == self.times_told and self.pending is None and version != self.settled:
+            self.settled = version
+            self._note(version)
 
     def open(self) -> VersionMark:
         """A call is dispatched now."""

@@ -1,6 +1,7 @@
 """A gateway in the test's own event loop, with a log that the test controls."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from polar.core.stage import Emit, Partition
 from polar.errors import LogUnavailableError
 from polar.gateway.app import create_app
 from polar.gateway.parts import Parts, running_parts
+from polar.kafka.writer import LogWriter
 from polar.settings import GatewaySettings, LogSettings
 from schemas.base import Event
 from schemas.calls import CallRecord, SessionOpened, SessionSealed
@@ -151,8 +153,6 @@ def question(text: str = "hi", **fields: Any) -> dict[str, Any]:
 
 
 def parse_events(data: bytes) -> list[Any]:
-    import json
-
     texts = [part.removeprefix(b"data: ") for part in data.split(b"\n\n") if part]
     return ["[DONE]" if text == b"[DONE]" else json.loads(text) for text in texts]
 
@@ -171,9 +171,18 @@ async def eventually(condition: Any, seconds: float = 5.0) -> None:
 
 @asynccontextmanager
 async def running_gateway(
-    folder: Path, engines: str, log: FakeLog | None = None, *, wait_ready: bool = True, **settings: Any
+    folder: Path,
+    engines: str,
+    log: FakeLog | None = None,
+    *,
+    real_log: LogSettings | None = None,
+    wait_ready: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway on a free port; with the same folder it goes on where another one stopped."""
+    """A gateway on a free port; with the same folder it goes on where another one stopped.
+
+    `real_log` writes to a broker in place of the fake log.
+    """
     fake = log or FakeLog()
     defaults = {
         "engines": engines,
@@ -182,8 +191,13 @@ async def running_gateway(
         "seal_wait_seconds": 0.3,
     }
     gateway_settings = GatewaySettings(**(defaults | settings))
-    log_settings = LogSettings(data_dir=folder, send_timeout_seconds=2.0)
-    async with running_parts(log_settings, gateway_settings, SECRET, lambda: fake) as parts:
+    log_settings = real_log or LogSettings(data_dir=folder, send_timeout_seconds=2.0)
+    log_settings = log_settings.model_copy(update={"data_dir": folder})
+
+    def new_writer() -> FakeLog | LogWriter:
+        return fake if real_log is None else LogWriter(log_settings)
+
+    async with running_parts(log_settings, gateway_settings, SECRET, new_writer) as parts:
         config = uvicorn.Config(
             create_app(parts, SECRET), port=0, lifespan="off", log_config=None, access_log=False,
             timeout_graceful_shutdown=1,
@@ -198,7 +212,7 @@ async def running_gateway(
                 gateway = RunningGateway(f"http://127.0.0.1:{port}", parts, fake, http)
                 gateway.server = server
                 if wait_ready:
-                    await eventually(lambda: parts.engines.trouble is None)
+                    await eventually(lambda: parts.engines.trouble is None, 10.0)
                 yield gateway
         finally:
             server.should_exit = True

@@ -254,6 +254,20 @@ def test_version_intervals_are_never_too_narrow() -> None:
     assert versions.close(rolled) == version(2)
 
 
+def test_what_an_engine_says_never_overrules_weight_sync() -> None:
+    versions = EngineVersions()
+    versions.observe(version(1), versions.times_told)
+    assert versions.settled == version(1)
+    asked = versions.times_told
+    versions.tell("pending", version(2))
+    versions.observe(version(1), asked)
+    versions.observe(version(2), versions.times_told)  # in the middle of the load
+    assert (versions.settled, versions.pending) == (version(1), version(2))
+    versions.tell("settled", version(2))
+    versions.observe(version(1), asked)  # an answer that was long under way
+    assert versions.settled == version(2)
+
+
 def test_weight_versions_of_engines() -> None:
     assert parse_weight_version("default") == BASE_VERSION
     assert parse_weight_version("run:3") == version(3)
