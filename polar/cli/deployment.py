@@ -97,6 +97,9 @@ def _defaults(ports: Mapping[str, int], *, broker: str, kafka_home: str, relay: 
         "POLAR_GATEWAY_PORT": str(ports["gateway"]),
         "POLAR_GATEWAY_ENGINES": f"engine-0={behind}",
         "POLAR_SCHEDULER_PORT": str(ports["scheduler"]),
+        # A node that crashes is back in seconds here; a broker that restarts, or a machine whose
+        # processors are all busy, must not look like one that is gone.
+        "POLAR_SCHEDULER_NODE_TIMEOUT_SECONDS": "60",
         "POLAR_ENGINE_PORT": str(ports["engine"]),
         "POLAR_WEIGHT_SYNC_ENGINES": f"engine-0={behind}",
         "POLAR_WEIGHT_SYNC_GATEWAYS": f"http://127.0.0.1:{ports['gateway']}",
