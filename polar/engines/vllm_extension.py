@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from polar.engines.process_group import end_with_leader
@@ -83,12 +84,21 @@ class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  #
             self.model.load_weights(_tensors(files))
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
+            _repack_tied_output_layers(self.model)
 
     def finish_weight_update(self) -> None:
         """vLLM names the new version after this."""
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+
+def _repack_tied_output_layers(model: torch.nn.Module) -> None:
+    """An output layer tied to the embedding has no tensor of its own in the files, so vLLM's reload
+    passes it by, while its CPU kernel holds a packed copy of the old embedding: pack it again."""
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
