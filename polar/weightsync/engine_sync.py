@@ -150,6 +150,8 @@ class EngineSync:
         """After a failed load: resume if, and only if, the old weights are still in place."""
         try:
             intact = not self._in_doubt and await self._present_checksum() == self._checksum
+        except EngineDownError:
+            return  # It comes back whole and running.
         except EngineError:
             intact = False
         if not intact:

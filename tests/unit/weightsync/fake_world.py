@@ -81,6 +81,8 @@ class World:
     """The next loads arrive damaged, which only the canary notices."""
     fail: dict[str, int] = field(default_factory=dict)
     """Route → how many of its next calls answer 500."""
+    die_at: str = ""
+    """Route in whose middle the engine dies."""
     hang_before: str = ""
     hang_after: str = ""
     hung: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,6 +113,7 @@ class World:
 
     def restart_engine(self) -> None:
         self.weights, self.version, self.is_paused, self.is_updating = BASE, "default", False, False
+        self.is_down = False
 
     # -- the HTTP side --------------------------------------------------------------------------
 
@@ -164,6 +167,9 @@ class World:
         return await self._around(route, "", lambda: self._act(route, request, body))
 
     def _act(self, route: str, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
+        if route == self.die_at:
+            self.is_down, self.die_at = True, ""
+            raise httpx.ReadError("connection lost")
         if self.fail.get(route, 0) > 0:
             self.fail[route] -= 1
             return httpx.Response(500, text="Internal Server Error")

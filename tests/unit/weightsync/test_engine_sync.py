@@ -201,6 +201,22 @@ async def test_an_engine_that_is_down_is_said_to_be_down() -> None:
     assert [(state.status, state.reason) for state in world.states] == [("failed", "down")]
 
 
+async def test_an_engine_that_dies_in_a_load_and_comes_back_is_not_in_doubt() -> None:
+    world = World(die_at="/update_weights")
+    sync = world.new_sync()
+    target = world.publish(published("run", 1, "A"))
+    with pytest.raises(EngineError, match="connection lost"):
+        await sync.bring_to(target)
+    world.restart_engine()
+    world.gateways["http://gw.test"].status = 503
+    with pytest.raises(GatewayError):
+        await sync.bring_to(target)
+    assert not world.is_paused  # it has its base weights, so it goes on with them
+    world.gateways["http://gw.test"].status = 200
+    await sync.bring_to(target)
+    assert (world.weights, world.version, world.is_paused) == ("A", "run:1", False)
+
+
 STEPS = [route.split(" run")[0] for route in LOAD if route != "/weight_checker"]
 
 
