@@ -5,8 +5,9 @@ Every field is an environment variable: prefix of the class + field name in capi
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -190,7 +191,8 @@ class TrainerSettings(BaseSettings):
     clip_high: float = 0.28
     is_cap: float = 2.0
     """C of the truncated importance weight min(exp(old - engine), C)."""
-    grad_clip: float = 1.0
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of a step's gradient."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_steps: int | None = None
     """Steps since the base model after which the trainer ends; none trains for ever."""

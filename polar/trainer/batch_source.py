@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from polar.core.stage import Partition
-from polar.errors import TrainerError
+from polar.errors import LogUnavailableError, TrainerError
 from polar.kafka.reader import end_offsets, follow
 from polar.settings import LogSettings
 from schemas.base import Event, digest_of
@@ -121,8 +121,11 @@ async def follow_batches(
 
 async def _first_offset(log: LogSettings, policy: str, number: int, offset: int | None) -> int:
     """`offset` if the manifest of batch `number` stands there, else 0."""
-    if offset is None or (await end_offsets(log, BATCHES)).get(_PARTITION, 0) <= offset:
-        return 0
+    try:
+        if offset is None or (await end_offsets(log, BATCHES)).get(_PARTITION, 0) <= offset:
+            return 0
+    except LogUnavailableError:
+        return 0  # a hint is not worth waiting for
     async with contextlib.aclosing(follow(log, BATCHES, start={_PARTITION: offset})) as records:
         record = await anext(records)
     event = record.event

@@ -15,6 +15,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,7 +69,7 @@ class _Trainer:
     async def run(self) -> None:
         base = model_folder(self._settings)
         checkpoint = self._checkpoints.latest()
-        backend = await self._in_thread(lambda: self._load(base, checkpoint))
+        backend = await self._in_thread(partial(self._load, base, checkpoint))
         async with LogWriter(self._log) as writer, _stopped_by_signal(backend.cancelled.set):
             await self._start(backend, writer, checkpoint)
             await self._train(backend, writer, checkpoint)
@@ -89,20 +90,20 @@ class _Trainer:
         for record in await _through_outages(lambda: read_all(self._log, POLICIES)):
             if isinstance(record.event, PolicyPublished) and record.event.policy == self._settings.policy:
                 self._remember(record.event)
-        last = checkpoint.published if checkpoint else None
-        if last is not None and all(event.version != last.version for event in self._history):
-            await self._ensure_folder(backend, last)
-            await self._publish(writer, last)
+        last = None
+        if checkpoint is not None:
+            last = await self._in_thread(partial(self._placed, backend, checkpoint.published))
+            if all(event.version != last.version for event in self._history):
+                await self._publish(writer, last)
         # The random part keeps a lineage unique even if an earlier start never reached the log.
         ordinal = len({event.version.lineage for event in self._history}) + 1
         version = PolicyVersion(
             lineage=f"run-{ordinal}-{secrets.token_hex(2)}", step=last.version.step if last else 0
         )
         if last is not None:
-            await self._ensure_folder(backend, last)
             start = last.model_copy(update={"version": version, "parent": last.version, "metrics": {}})
         else:
-            start = await self._in_thread(lambda: self._describe(backend, version, None, -1, {}))
+            start = await self._in_thread(partial(self._describe, backend, version, None, -1, {}))
         await self._publish(writer, start)
 
     async def _train(
@@ -117,7 +118,7 @@ class _Trainer:
         async with contextlib.aclosing(batches):
             while not self._is_finished():
                 batch = await anext(batches)
-                published = await self._in_thread(lambda b=batch: self._step(backend, b))  # type: ignore[misc]
+                published = await self._in_thread(partial(self._step, backend, batch))
                 await self._publish(writer, published)
         logger.info("policy_version %s reached max_steps, ending", self._head.version)
 
@@ -174,20 +175,19 @@ class _Trainer:
             metrics=metrics,
         )
 
-    async def _ensure_folder(self, backend: MegatronBackend, event: PolicyPublished) -> None:
-        """The weights of a checkpoint are where its event says, also if someone removed them."""
-
-        def ensure(folder: Path = Path(event.weights_path)) -> None:
-            if not folder.is_dir():
-                backend.export(folder)
-
-        await self._in_thread(ensure)
+    def _placed(self, backend: MegatronBackend, event: PolicyPublished) -> PolicyPublished:
+        """The event of a checkpoint with a folder that exists, also if someone moved the data."""
+        if Path(event.weights_path).is_dir():
+            return event
+        folder = self._folders.path(event.version)
+        updates = {"weights_path": str(folder), "weights_sha256": backend.export(folder)}
+        return event.model_copy(update=updates)
 
     async def _publish(self, writer: LogWriter, event: PolicyPublished) -> None:
         await _through_outages(lambda: writer.write(event))
         logger.info("published policy_version %s, weights %s", event.version, event.weights_path)
         self._remember(event)
-        await self._in_thread(lambda: self._folders.prune(self._history))
+        await self._in_thread(partial(self._folders.prune, self._history))
 
     def _remember(self, event: PolicyPublished) -> None:
         self._history.append(event)

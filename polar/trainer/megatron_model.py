@@ -5,6 +5,7 @@ angle follows its position in that sequence. The model returns hidden states; th
 is applied afterwards, only where a token is trained.
 """
 
+import logging
 import os
 import sys
 import warnings
@@ -33,6 +34,8 @@ with warnings.catch_warnings():
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import Float16Module, MegatronModule
+
+logging.getLogger("megatron").setLevel(logging.WARNING)  # it describes each of its objects at INFO
 
 __all__ = [
     "DistributedDataParallel",

@@ -200,10 +200,24 @@ async def test_weights_that_someone_removed_are_written_again(fake_log: FakeLog,
 
     fake_log.add_batches(batch(0, 1))
     await run(1)
-    shutil.rmtree(tmp_path / "trainer" / "policies")
+    await asyncio.to_thread(shutil.rmtree, tmp_path / "trainer" / "policies")
     await run(1)
     start = fake_log.policies[-1]
     assert weights_sha256(Path(start.weights_path)) == start.weights_sha256
+
+
+async def test_data_that_was_moved_is_published_from_where_it_is_now(
+    fake_log: FakeLog, settings: TrainerSettings, tmp_path: Path
+) -> None:
+    fake_log.add_batches(batch(0, 1))
+    limited = settings.model_copy(update={"max_steps": 1})
+    await loop.serve(LogSettings(data_dir=tmp_path / "old"), limited)
+    await asyncio.to_thread((tmp_path / "old").rename, tmp_path / "new")
+    await loop.serve(LogSettings(data_dir=tmp_path / "new"), limited)
+    before, start = fake_log.policies[-2:]
+    assert start.weights_path.startswith(str(tmp_path / "new"))
+    assert weights_sha256(Path(start.weights_path)) == start.weights_sha256 == before.weights_sha256
+    assert not await asyncio.to_thread((tmp_path / "old").exists)
 
 
 async def test_an_outage_of_the_broker_is_waited_for(fake_log: FakeLog, run) -> None:
