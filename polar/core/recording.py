@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from polar.core.dialects.chat import ChatRequest
 from polar.core.dialects.chat_answer import Captured, CapturedChoice
 from schemas.base import canonical_json, digest, encode
@@ -63,6 +65,8 @@ class SessionHistory:
 
     _bases: deque[_Base] = field(default_factory=lambda: deque(maxlen=BASES))
     _tool_lists: set[str] = field(default_factory=set)
+    """Digests of lists that stand in full in a record of the session."""
+    _tool_digests: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -90,7 +94,13 @@ class SessionHistory:
 
     def tools(self, tools: Sequence[dict[str, Any]]) -> ToolsDelta:
         """The tools, in full only the first time."""
-        name = digest(*map(canonical_json, tools))
+        # The same list comes with every call; its canonical form costs far more than this look-up.
+        mark = hashlib.sha256(orjson.dumps(tools)).digest()
+        name = self._tool_digests.get(mark)
+        if name is None:
+            if len(self._tool_digests) >= MAX_TOOL_LISTS:
+                self._tool_digests.clear()
+            name = self._tool_digests[mark] = digest(*map(canonical_json, tools))
         return ToolsDelta(digest=name, tools=None if name in self._tool_lists else tuple(tools))
 
     def remember(self, record: CallRecord, prompt: TokenColumn, encoded: Sequence[bytes]) -> None:
