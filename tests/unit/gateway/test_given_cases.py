@@ -208,7 +208,7 @@ async def test_given_case(world: tuple[FakeEngine, RunningGateway], case: Case) 
         assert pointer(engine.requests[check["request"]], check["pointer"]) == check["equals"]
     if "repeat" in expect:
         assert len(records) == REPEATS
-        await eventually(lambda: engine.closed_early == REPEATS, 1.0)
+        await eventually(lambda: engine.closed_early == REPEATS, 2.0)
     elif "record_count" in expect:
         assert len(records) == expect["record_count"]
     if "upstream_requests" in expect:
