@@ -36,7 +36,7 @@ def archive(
     from polar.supervision.kept import load_deployment
     from polar.telemetry.logs import configure
 
-    configure("archive")
+    configure("archive", is_command=True)
     settings = log_settings(data_dir, bootstrap_servers, prefix)
     console = Console(stderr=True)
 

@@ -64,7 +64,7 @@ def demo(
     from polar.demo.run import run_demo
     from polar.telemetry.logs import configure
 
-    configure("demo")
+    configure("demo", is_command=True)
     options = resolve_options(
         data_dir,
         fresh=fresh,

@@ -69,7 +69,7 @@ def replay(
     from polar.telemetry.logs import configure
     from schemas.rewards import Reward
 
-    configure("replay")
+    configure("replay", is_command=True)
     if folder is not None and to_prefix is None:
         records = read_folder(folder)
     else:

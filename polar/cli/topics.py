@@ -23,7 +23,7 @@ def topics(replication: Replication = 1, wait: Wait = 60.0, as_json: Json = Fals
     from schemas.topics import TOPICS
 
     settings = LogSettings()
-    configure("topics")
+    configure("topics", is_command=True)
     asyncio.run(_ensure(settings, replication=replication, wait_seconds=wait))
     names = [topic.named(settings.topic_prefix) for topic in TOPICS]
     if as_json:

@@ -37,12 +37,17 @@ class LineFormatter(logging.Formatter):
         return f"{head}: {text}{fields}".replace("\r", "\\r").replace("\n", "\\n")
 
 
-def configure(service: str) -> None:
-    """Log to stderr for this process; the level comes from POLAR_LOG_LEVEL."""
+def configure(service: str, *, is_command: bool = False) -> None:
+    """Log to stderr for this process; the level comes from POLAR_LOG_LEVEL.
+
+    A command for people says what it has to say itself: only warnings of polar are left.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(ProcessSettings().log_level)
     for name in _NOISY:
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.CRITICAL if is_command else logging.WARNING)
+    if is_command:
+        root.setLevel(logging.WARNING)
