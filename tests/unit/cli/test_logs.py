@@ -12,6 +12,10 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
     return made
 
 
+def fail(message: str) -> None:
+    raise ValueError(message)
+
+
 def test_fields_follow_the_message() -> None:
     line = LineFormatter("gateway").format(record("call %d done", 3, session_id="t/0/0/1", group_id="t"))
     assert line.endswith("WARNING gateway polar.gateway: call 3 done session_id=t/0/0/1 group_id=t")
@@ -20,7 +24,7 @@ def test_fields_follow_the_message() -> None:
 def test_line_breaks_and_tracebacks_stay_on_one_line() -> None:
     made = record("first\nsecond\rthird")
     try:
-        raise ValueError("a\nb")
+        fail("a\nb")
     except ValueError:
         made.exc_info = sys.exc_info()
     line = LineFormatter("node").format(made)
