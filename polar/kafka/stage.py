@@ -68,8 +68,8 @@ def stage_app(
     also_run: Sequence[AlsoRun] = (),
 ) -> StageApp:
     """The app of one stage: ONE batch subscriber over all topics, so that the range assignor brings
-    equal partitions to the same member. Members of one `group_id` under one topic prefix share the
-    partitions. Topics in `start_at_beginning` are read from their first record at every start and
+    equal partitions to the same member. Members of one `group_id` share the partitions; it must differ
+    between deployments on one broker. Topics in `start_at_beginning` are read from their first record at every start and
     never committed. `also_run`: tasks beside it, given its writer; one that fails ends the app.
 
     `app.stage.metrics()` are its counters and gauges.
@@ -86,12 +86,11 @@ def stage_app(
         start_at_beginning=start_at_beginning,
         tick_seconds=tick_seconds,
     )
-    group = f"{settings.topic_prefix}.{group_id}"
     subscriber = broker.subscriber(
-        *(topic.named(settings.topic_prefix) for topic in topics), group_id=group,
+        *(topic.named(settings.topic_prefix) for topic in topics), group_id=group_id,
         batch=True, max_records=MAX_BATCH_RECORDS, batch_timeout_ms=_BATCH_TIMEOUT_MS,
         ack_policy=AckPolicy.MANUAL, listener=_Listener(stage, lambda: subscriber.consumer),
-        parser=_undecoded, decoder=_records, **subscriber_options(settings, group),
+        parser=_undecoded, decoder=_records, **subscriber_options(settings, group_id),
     )  # fmt: skip
     subscriber(stage.process)
     app = StageApp(broker, logger=logger)

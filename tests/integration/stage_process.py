@@ -16,8 +16,6 @@ from schemas.rewards import Reward
 from schemas.topics import REWARDS
 from tests.integration.log_samples import seal_of
 
-GROUP = "test-stage"
-
 
 class SealingCore:
     """Seals every reward once per life; commits below open groups."""
@@ -57,7 +55,8 @@ class SealingCore:
 def main() -> None:
     logging.basicConfig(level="WARNING")
     settings = LogSettings()
-    asyncio.run(run_stage(stage_app(settings, SealingCore(), [REWARDS], group_id=GROUP, tick_seconds=0.2)))
+    group_id = f"{settings.topic_prefix}.sealing"
+    asyncio.run(run_stage(stage_app(settings, SealingCore(), [REWARDS], group_id=group_id, tick_seconds=0.2)))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ class NotingCore:
 async def running(
     settings: LogSettings, core: NotingCore, *topics: TopicSpec, **options: object
 ) -> AsyncIterator[StageApp]:
-    app = stage_app(settings, core, topics, group_id="noting", tick_seconds=0.2, **options)  # type: ignore[arg-type]
+    app = stage_app(
+        settings, core, topics, group_id=f"{settings.topic_prefix}.noting", tick_seconds=0.2, **options
+    )  # type: ignore[arg-type]
     task = asyncio.create_task(run_stage(app))
     try:
         yield app
@@ -142,7 +144,11 @@ async def test_poison_goes_to_the_dead_letters_and_can_be_delivered_again(log_se
         assert set(letters) == set(places.values())
         for reason, value in values.items():
             letter, key = letter_of(letters[places[reason]])
-            assert (letter.reason, letter.stage, key) == (reason, "noting", b"g0")
+            assert (letter.reason, letter.stage, key) == (
+                reason,
+                f"{log_settings.topic_prefix}.noting",
+                b"g0",
+            )
             assert letters[places[reason]].value == value
         # A reader that knows the newer version delivers it again, under the same id and once.
         raw = letters[places["schema_version"]]
@@ -158,7 +164,13 @@ async def test_a_task_beside_the_stage_that_fails_ends_it(log_settings: LogSetti
         await writer.write(reward(1))
         raise OSError("port is taken")
 
-    app = stage_app(log_settings, NotingCore(), [REWARDS], group_id="beside", also_run=[beside])
+    app = stage_app(
+        log_settings,
+        NotingCore(),
+        [REWARDS],
+        group_id=f"{log_settings.topic_prefix}.beside",
+        also_run=[beside],
+    )
     with pytest.raises(StageFailedError, match="port is taken"):
         await asyncio.wait_for(run_stage(app), 60)
     assert len(await read_all(log_settings, REWARDS)) == 1
