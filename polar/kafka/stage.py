@@ -69,8 +69,9 @@ def stage_app(
 ) -> StageApp:
     """The app of one stage: ONE batch subscriber over all topics, so that the range assignor brings
     equal partitions to the same member. Members of one `group_id` share the partitions; it must differ
-    between deployments on one broker. Topics in `start_at_beginning` are read from their first record at every start and
-    never committed. `also_run`: tasks beside it, given its writer; one that fails ends the app.
+    between deployments on one broker. Topics in `start_at_beginning` are read from their first
+    record at every start and never committed. `also_run`: tasks beside it, given its writer; one
+    that fails ends the app.
 
     `app.stage.metrics()` are its counters and gauges.
     """
