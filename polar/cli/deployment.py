@@ -5,6 +5,7 @@ so that `polar up` on the same data directory is the same deployment again; vari
 present environment and options go before what was kept.
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -161,8 +162,6 @@ def _services(env: Mapping[str, str], ports: Mapping[str, int], *, relay: bool) 
 
 def _listens(port: int) -> Probe:
     async def probe() -> bool:
-        import asyncio
-
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
@@ -174,14 +173,19 @@ def _listens(port: int) -> Probe:
 
 
 def _answers(port: int, path: str) -> Probe:
-    async def probe() -> bool:
-        import httpx
+    """Whether GET answers 200. By hand: probes run while every processor is busy with starting."""
 
+    async def probe() -> bool:
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
-                answer = await client.get(f"http://127.0.0.1:{port}{path}")
-        except httpx.HTTPError:
+            async with asyncio.timeout(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                try:
+                    writer.write(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+                    status_line = await reader.readline()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
             return False
-        return answer.status_code == 200
+        return status_line.split()[1:2] == [b"200"]
 
     return probe

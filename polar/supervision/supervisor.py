@@ -34,7 +34,7 @@ START_ATTEMPTS = 5
 _BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 _HEALTHY_SECONDS = 30.0
 """A process that lived so long starts the back-off anew."""
-_POLL_SECONDS = 0.1
+_PROBE_SECONDS = 0.2
 
 Status = Literal["waiting", "starting", "ready", "restarting", "done", "failed", "stopped"]
 
@@ -177,15 +177,24 @@ class Supervisor:
         if spec.one_shot:
             return
         while spec.is_ready is not None and not await spec.is_ready():  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(_PROBE_SECONDS)
         self._set(spec.name, "ready")
         state.was_ready.set()
 
     async def _wait_for_end(self, name: str) -> int:
         process = self._processes[name]
-        while (status := process.poll()) is None:  # noqa: ASYNC110  (no child watcher waits for it)
-            await asyncio.sleep(_POLL_SECONDS)
-        return status
+        if (status := process.poll()) is not None:
+            return status
+        ended = asyncio.Event()
+        handle = os.pidfd_open(process.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(handle, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)
+        return process.wait()
 
     async def _stop_all(self) -> None:
         """Services that others need go last; all that do not need one another go together."""

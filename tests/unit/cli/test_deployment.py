@@ -1,10 +1,11 @@
 """What `polar up` starts: the same deployment again from the same data directory."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from polar.cli.deployment import FIXED_PORTS, UpOptions, resolve
+from polar.cli.deployment import FIXED_PORTS, UpOptions, _answers, _listens, resolve
 from polar.cli.services import SERVICES
 from polar.supervision.supervisor import ServiceSpec
 
@@ -81,3 +82,26 @@ def test_a_kafka_distribution_is_run_and_remembered(tmp_path: Path) -> None:
         assert each.env["POLAR_BROKER_KAFKA_HOME"] == str(tmp_path / "kafka")
         assert each.env["POLAR_FETCH_MAX_WAIT_MS"] == "500"
     assert resolve(UpOptions(tmp_path / "e")).env["POLAR_FETCH_MAX_WAIT_MS"] == "100"
+
+
+async def test_a_service_is_ready_when_its_route_answers_200() -> None:
+    answer = [b"503 Service Unavailable"]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = answer[0] if head.startswith(b"GET /ready ") else b"404 Not Found"
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    ready = _answers(port, "/ready")
+    assert not await ready()
+    answer[0] = b"200 OK"
+    assert await ready()
+    assert await _listens(port)()
+    server.close()
+    await server.wait_closed()
+    assert not await ready()
+    assert not await _listens(port)()
