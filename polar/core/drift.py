@@ -17,16 +17,16 @@ Message = Mapping[str, Any]
 _THINK_END = "</think>"
 _SHIFT_PROOF = 8
 """Tokens that must agree after shifting by one before a doubled first token is blamed."""
+HEAD_TOKENS = _SHIFT_PROOF + 1
 
 
 @dataclass(frozen=True, slots=True)
 class CallView:
     """What is compared of a call."""
 
-    prompt: Tokens
-    """[p] prompt ids."""
-    path: Tokens
-    """[p + s] prompt ids and sampled ids."""
+    prompt_tokens: int
+    head: Tokens
+    """[at most HEAD_TOKENS] first ids of prompt and sampled ids."""
     messages: Sequence[Message] | None
     """Whole request history; None where it is not known."""
     answer: Message
@@ -40,9 +40,9 @@ def classify(call: CallView, against: CallView, index: int, *, compacted_between
 
     `compacted_between`: a summary call of the same thread lies between the two, or is one of them.
     """
-    if index == len(call.prompt) == len(against.prompt):
+    if index == call.prompt_tokens == against.prompt_tokens:
         return "retry", "same prompt again"
-    if _is_shifted(call.prompt, against.path, index):
+    if _is_shifted(call.head[: call.prompt_tokens], against.head, index):
         return "bos", "the first token is doubled or missing on one side"
     if call.thread_id != against.thread_id or (call.kind == "subagent") != (against.kind == "subagent"):
         return "subagent", f"thread {call.thread_id!r} after {against.thread_id!r}"
@@ -50,7 +50,7 @@ def classify(call: CallView, against: CallView, index: int, *, compacted_between
         return "compaction", "a summary call, or the restart after one"
     if call.messages is None or against.messages is None:
         return "unknown", "no text is known"
-    if index < len(against.prompt):
+    if index < against.prompt_tokens:
         if _system(call.messages) != _system(against.messages):
             return "system_changed", ""
         if call.tools_digest != against.tools_digest:

@@ -210,6 +210,11 @@ class TreePaths:
             run = self.parents[run]
         return np.concatenate(pieces[::-1])
 
+    def head(self, end_run: int, end_offset: int, size: int) -> Tokens:
+        """The first `size` tokens of a path, or all of a shorter one."""
+        depth = min(size, self.depth(end_run, end_offset))
+        return self.path(*self.ancestor(end_run, end_offset, depth))
+
     def ancestor(self, end_run: int, end_offset: int, depth: int) -> tuple[int, int]:
         """(run, offset) of the path's first `depth` tokens; (-1, 0) for depth 0."""
         if depth == 0:

@@ -17,8 +17,8 @@ from polar.core.call_usability import (
     orphan_retries,
     own_reason,
 )
-from polar.core.drift import CallView, classify
-from polar.core.prefix_tree import PrefixTree, TreePaths, TreePosition, as_tokens
+from polar.core.drift import HEAD_TOKENS, CallView, classify
+from polar.core.prefix_tree import PrefixTree, Tokens, TreePaths, TreePosition, as_tokens, common_prefix
 from schemas.calls import CallRecord, Delivery, SessionAbandoned, SessionOpened, SessionSealed
 from schemas.columns import FloatColumn, TokenColumn
 from schemas.ids import call_id, trajectory_id
@@ -121,19 +121,35 @@ class _Call:
 def _rebuild_prompts(calls: Iterable[_Call], tree: PrefixTree) -> None:
     """Place every call in the tree by its delta chain, in order of number."""
     by_seq: dict[int, _Call] = {}
+    keyframes = _Keyframes(tree)
     for call in calls:
         delta = call.record.prompt
+        new_ids = as_tokens(delta.new_ids)
         if delta.base_call is None:
-            start: TreePosition | None = tree.root
+            call.prompt_end = keyframes.insert(new_ids)
         else:
             base = by_seq.get(delta.base_call)
-            reaches = base is not None and base.end is not None and delta.kept <= base.end.depth
-            start = tree.ancestor(base.end, delta.kept) if reaches and base and base.end else None
-        if start is not None:
-            call.prompt_end = tree.insert(as_tokens(delta.new_ids), start)
+            if base is not None and base.end is not None and delta.kept <= base.end.depth:
+                call.prompt_end = tree.insert(new_ids, tree.ancestor(base.end, delta.kept))
+        if call.prompt_end is not None:
             call.end = tree.insert(as_tokens(call.record.sampled_ids), call.prompt_end)
         call.first_media = _first_media(call.record, by_seq)
         by_seq[call.seq] = call
+
+
+class _Keyframes:
+    """Inserts whole prompts. Each starts where it parts from the one before: comparing two arrays is
+    far cheaper than walking a path of many short runs."""
+
+    def __init__(self, tree: PrefixTree) -> None:
+        self._tree = tree
+        self._last, self._end = as_tokens([]), tree.root
+
+    def insert(self, prompt: Tokens) -> TreePosition:
+        shared = common_prefix(prompt, self._last)
+        start = self._tree.ancestor(self._end, shared)
+        self._last, self._end = prompt, self._tree.insert(prompt[shared:], start)
+        return self._end
 
 
 def _first_media(record: CallRecord, by_seq: Mapping[int, _Call]) -> int | None:
@@ -266,10 +282,9 @@ class _Views:
 
     def of(self, seq: int) -> CallView:
         call = self._by_seq[seq]
-        path = self._paths.path(*call.end_place)
         return CallView(
-            prompt=path[: call.prompt_tokens],
-            path=path,
+            prompt_tokens=call.prompt_tokens,
+            head=self._paths.head(*call.end_place, HEAD_TOKENS),
             messages=self._messages(seq),
             answer=call.record.answer,
             tools_digest=call.record.tools.digest,

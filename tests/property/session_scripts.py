@@ -4,11 +4,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from schemas.calls import CallRecord, Delivery, SessionAbandoned, SessionOpened, SessionSealed
 from schemas.sessions import Outcome
 from tests.unit.core.call_records import SessionRecords, interval
+
+LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""No time limits: a slow machine says nothing about a law."""
 
 TOKEN = st.integers(0, 3)
 LOGPROB = st.sampled_from([-0.25, -0.5, -1.0, -2.0, 0.0, math.nan, -math.inf, 0.5, -9999.0])

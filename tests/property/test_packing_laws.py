@@ -15,7 +15,7 @@ from polar.core.stitching import stitch
 from schemas.base import encode
 from schemas.batches import Builder
 from schemas.groups import ScoredGroup
-from tests.property.session_scripts import scripts
+from tests.property.session_scripts import LAWS, scripts
 from tests.unit.core.occurrences import live_group, trained_in
 
 
@@ -58,6 +58,7 @@ def expected(made: list[ScoredGroup], row_tokens: int) -> tuple[Counter[object],
     return found, cut
 
 
+@LAWS
 @given(groups(), st.sampled_from([4, 9, 64]))
 def test_nothing_is_lost_or_doubled_and_rows_fit(made: list[ScoredGroup], row_tokens: int) -> None:
     found, cut = expected(made, row_tokens)
@@ -74,6 +75,7 @@ def test_nothing_is_lost_or_doubled_and_rows_fit(made: list[ScoredGroup], row_to
             assert set(row.call_ordinals) == set(range(len(row.call_ids)))
 
 
+@LAWS
 @given(groups(), st.sampled_from([9, 64]))
 def test_each_rollout_has_one_share_however_it_is_packed(made: list[ScoredGroup], row_tokens: int) -> None:
     builders: list[Builder] = ["per_request", "prefix_merging"]
@@ -96,6 +98,7 @@ def test_each_rollout_has_one_share_however_it_is_packed(made: list[ScoredGroup]
             assert len(each[session_id]) == len(signs[session_id]) == 1
 
 
+@LAWS
 @given(groups())
 def test_packing_is_deterministic_to_the_byte(made: list[ScoredGroup]) -> None:
     first, second = packed(made, "prefix_merging", 16), packed(made, "prefix_merging", 16)
@@ -103,6 +106,7 @@ def test_packing_is_deterministic_to_the_byte(made: list[ScoredGroup]) -> None:
     assert first.metrics == second.metrics
 
 
+@LAWS
 @given(groups())
 def test_merging_computes_no_more_sequences_than_leaves(made: list[ScoredGroup]) -> None:
     batch = packed(made, "prefix_merging", 10_000)
@@ -133,6 +137,7 @@ SCORES = st.lists(st.none() | st.floats(-5, 5), max_size=9)
 ESTIMATORS: list[Estimator] = ["group_mean_std", "group_mean", "leave_one_out"]
 
 
+@LAWS
 @given(SCORES, st.sampled_from(ESTIMATORS))
 def test_advantages_are_finite_centred_and_zero_outside_the_baseline(
     scores: list[float | None], estimator: Estimator
@@ -149,6 +154,7 @@ def test_advantages_are_finite_centred_and_zero_outside_the_baseline(
         assert all(a[1] <= b[1] for a in scored for b in scored if a[0] <= b[0])
 
 
+@LAWS
 @given(SCORES, st.randoms(), st.sampled_from(ESTIMATORS))
 def test_the_order_of_members_does_not_matter(scores: list[float | None], random, estimator) -> None:
     order = list(range(len(scores)))
@@ -158,6 +164,7 @@ def test_the_order_of_members_does_not_matter(scores: list[float | None], random
     assert [here[i] for i in order] == there
 
 
+@LAWS
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8))
 def test_leave_one_out_is_the_mean_of_the_others(scores: list[float]) -> None:
     values, status = advantages(scores, AdvantageRule("leave_one_out"))

@@ -8,7 +8,7 @@ in exactly one batch or excluded, and every batch has all its rows.
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.core.batching import BatchRule
@@ -28,7 +28,7 @@ from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 from schemas.topics import BATCHES, CALLS, GROUP_EVENTS, GROUPS, POLICIES, REWARDS, TRAJECTORIES
 from schemas.trajectories import Trajectory
-from tests.property.session_scripts import Script, scripts
+from tests.property.session_scripts import LAWS, Script, scripts
 from tests.property.stream_world import MemoryLog, StageRun, run_until_quiet
 
 RULE = BatchRule(groups_per_batch=2, row_tokens=24, max_staleness=2)
@@ -155,7 +155,7 @@ def worlds(draw: st.DrawFn) -> list[list[Script]]:
     ]
 
 
-SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(LAWS, max_examples=25)
 
 
 @SLOW

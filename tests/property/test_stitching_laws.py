@@ -13,7 +13,7 @@ from schemas.base import digest_of
 from schemas.batches import Builder
 from schemas.trajectories import Trajectory
 from schemas.trees import StitchedCall
-from tests.property.session_scripts import Script, scripts
+from tests.property.session_scripts import LAWS, Script, scripts
 from tests.unit.core.call_records import SessionRecords
 from tests.unit.core.occurrences import Occurrence, live_group, trained_in
 
@@ -40,6 +40,7 @@ def oracle(script: Script, trajectory: Trajectory) -> Counter[Occurrence]:
     return expected
 
 
+@LAWS
 @given(scripts())
 def test_every_usable_token_is_trained_once_under_its_exact_prefix(script: Script) -> None:
     trajectory = stitched(script)
@@ -50,6 +51,7 @@ def test_every_usable_token_is_trained_once_under_its_exact_prefix(script: Scrip
         assert packed.trained_tokens == sum(expected.values())
 
 
+@LAWS
 @given(scripts())
 def test_nothing_vanishes_and_the_tree_is_the_set_of_sequences(script: Script) -> None:
     trajectory = stitched(script)
@@ -64,6 +66,7 @@ def test_nothing_vanishes_and_the_tree_is_the_set_of_sequences(script: Script) -
     assert len(trajectory.tree.tokens) == len(prefixes)
 
 
+@LAWS
 @given(scripts(), st.randoms())
 def test_order_and_duplicates_of_records_change_nothing(script: Script, random) -> None:
     records = [*script.records.records]
@@ -83,6 +86,7 @@ def _common(left: list[int], right: list[int]) -> int:
     return size
 
 
+@LAWS
 @given(scripts())
 def test_extends_and_splits_agree_with_nested_loops(script: Script) -> None:
     usable = _usable(stitched(script))
@@ -98,6 +102,7 @@ def test_extends_and_splits_agree_with_nested_loops(script: Script) -> None:
             assert [(split.index, split.against) for split in call.splits] == [shared]
 
 
+@LAWS
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=8), st.randoms())
 def test_the_exported_tree_depends_on_the_set_of_sequences_only(sequences: list[list[int]], random) -> None:
     def exported(order: list[list[int]]):
@@ -114,6 +119,7 @@ def test_the_exported_tree_depends_on_the_set_of_sequences_only(sequences: list[
     assert exported(sequences) == exported(shuffled)
 
 
+@LAWS
 @given(st.lists(scripts(), min_size=1, max_size=3))
 def test_merging_keeps_every_path(sessions: list[Script]) -> None:
     tree, placed = PrefixTree(), []
@@ -128,6 +134,7 @@ def test_merging_keeps_every_path(sessions: list[Script]) -> None:
             assert paths.path(*exported.locate(end)).tolist() == script.records.paths[call.seq]
 
 
+@LAWS
 @given(scripts(), st.data())
 def test_a_missing_base_marks_its_calls_and_no_other(script: Script, data: st.DataObject) -> None:
     records: SessionRecords = script.records
