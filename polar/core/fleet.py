@@ -1,13 +1,18 @@
 """Nodes and gateways as their heartbeats tell them.
 
-Invariant: nothing is placed on a node or gateway that has not been heard since this scheduler
-began to decide; heartbeats from before only say that it exists.
+Invariants: nothing is placed on a node or gateway that has not been heard since this scheduler
+began to decide, heartbeats from before only say that it exists; nobody is lost for time in which
+the scheduler heard nothing at all (the broker was away, or this process stood still).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.nodes import GatewayHeartbeat, NodeHeartbeat
+
+SILENCE_SECONDS = 3.0
+"""Without a record of anybody for longer than this the log is silent, not a node: heartbeats of
+nodes and gateways come each second."""
 
 
 @dataclass(slots=True)
@@ -41,6 +46,17 @@ class Fleet:
         self._gateway_timeout = gateway_timeout
         self.nodes: dict[str, NodePresence] = {}
         self.gateways: dict[str, GatewayPresence] = {}
+        self._heard_at = 0.0
+
+    def hear(self, now: float) -> None:
+        """A record of any kind came. A silence before it counts against nobody."""
+        silence = now - self._heard_at
+        if silence > SILENCE_SECONDS:
+            for node in self.nodes.values():
+                node.last_seen = min(node.last_seen + silence, now)
+            for gateway in self.gateways.values():
+                gateway.last_seen = min(gateway.last_seen + silence, now)
+        self._heard_at = now
 
     def on_node(self, heartbeat: NodeHeartbeat, now: float, *, is_fresh: bool) -> NodePresence:
         """Note a heartbeat; `is_fresh`: it came after this scheduler began to decide."""
@@ -65,16 +81,20 @@ class Fleet:
             node.last_seen = now
         for gateway in self.gateways.values():
             gateway.last_seen = now
+        self._heard_at = now
 
     def is_node_lost(self, node_id: str, now: float) -> bool:
         """Whether its sessions must be given up."""
         node = self.nodes.get(node_id)
-        return node is None or now - node.last_seen > self._node_timeout
+        return node is None or self._heard_until(now) - node.last_seen > self._node_timeout
 
     def is_gateway_lost(self, gateway_id: str, now: float) -> bool:
         """Whether its sessions must be abandoned."""
         gateway = self.gateways.get(gateway_id)
-        return gateway is None or now - gateway.last_seen > self._gateway_timeout
+        return gateway is None or self._heard_until(now) - gateway.last_seen > self._gateway_timeout
+
+    def _heard_until(self, now: float) -> float:
+        return min(now, self._heard_at + SILENCE_SECONDS)
 
     def live_nodes(self, now: float) -> list[NodeHeartbeat]:
         """Last heartbeats of the nodes that may get work or runtimes, by id."""
@@ -86,6 +106,10 @@ class Fleet:
             and not node.heartbeat.draining
             and now - node.last_seen <= self._node_timeout
         ]
+
+    def is_complete(self, now: float) -> bool:
+        """Whether every node that may still be there was heard since this scheduler decides."""
+        return all(node.is_confirmed or self.is_node_lost(node.node_id, now) for node in self.nodes.values())
 
     def ready_gateways(self, now: float) -> list[GatewayHeartbeat]:
         """Last heartbeats of the gateways that take sessions, by id.

@@ -59,11 +59,14 @@ class ReadyPlanner:
         self._number = 0
         self._nodes: dict[str, _NodeLevels] = {}
 
-    def plan(self, nodes: Sequence[NodeHeartbeat], demands: Sequence[Demand]) -> list[PrewarmRuntime]:
+    def plan(
+        self, nodes: Sequence[NodeHeartbeat], demands: Sequence[Demand], *, may_raise: bool = True
+    ) -> list[PrewarmRuntime]:
         """Commands that bring the nodes nearer to the target.
 
         `nodes`: last heartbeats of the nodes that take work; a node left out is forgotten.
         `demands`: digests in sight in order of arrival; none keeps the levels as they are.
+        `may_raise`: False while a node that may hold runtimes has not been heard yet.
         """
         self._refresh(nodes)
         if not demands or not nodes:
@@ -73,7 +76,7 @@ class ReadyPlanner:
         tasks = {demand.digest: demand.task for demand in demands}
         for node in nodes:
             commands += self._lower(node, shares, tasks, demands[-1].task)
-        if all(self._nodes[node.node_id].is_synced for node in nodes):
+        if may_raise and all(self._nodes[node.node_id].is_synced for node in nodes):
             commands += self._raise(nodes, shares, demands)
         return commands
 

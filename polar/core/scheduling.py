@@ -91,6 +91,8 @@ class SchedulerCore:
         """See StageCore."""
         self._keys.seen(record)
         self._positions[record.partition] = record.offset + 1
+        if self.is_deciding:
+            self.fleet.hear(now)
         out: list[Output] = []
         match record.event:
             case RolloutTask() as event:
@@ -343,8 +345,9 @@ class SchedulerCore:
                 warm[key] = warm.get(key, 0) - 1
             free = sum(max(free_slots(node, num_live[node.node_id]), 0) for node in nodes)
             out += self._open_groups(free, now)
-        out += [Emit(command) for command in self._planner.plan(nodes, self._demands())]
-        return out
+        is_complete = self.fleet.is_complete(now)
+        commands = self._planner.plan(nodes, self._demands(), may_raise=is_complete)
+        return [*out, *map(Emit, commands)]
 
     def _open_groups(self, free: int, now: float) -> list[Output]:
         """Open groups only as far as members can be placed: a group's deadline runs from then."""

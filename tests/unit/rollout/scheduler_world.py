@@ -99,6 +99,11 @@ class World:
         self.core: SchedulerCore | None = None
         self.positions: dict[Partition, int] = {}
         self.ends: dict[Partition, int] = {}
+        self.num_checked = 0
+        self.opened: set[str] = set()
+        self.placed: dict[str, str] = {}
+        self.ended: set[str] = set()
+        self.running: dict[tuple[str, int], set[str]] = defaultdict(set)
 
     # -- the log ------------------------------------------------------------------------------
 
@@ -176,10 +181,10 @@ class World:
 
     # -- nodes and gateways -------------------------------------------------------------------
 
-    def beat(self) -> None:
-        """Heartbeats of everything alive."""
+    def beat(self, *only: str) -> None:
+        """Heartbeats of everything alive, or of these."""
         for node in self.nodes.values():
-            if node.is_alive:
+            if node.is_alive and node.node_id in (only or self.nodes):
                 self.heartbeats += 1
                 self.write(
                     NodeHeartbeat(
@@ -195,7 +200,7 @@ class World:
                         draining=node.draining,
                     )
                 )
-        for gateway_id in sorted(self.gateways):
+        for gateway_id in sorted(self.gateways.intersection(only) if only else self.gateways):
             self.heartbeats += 1
             self.write(
                 GatewayHeartbeat(
@@ -293,33 +298,25 @@ class World:
     # -- what must hold -----------------------------------------------------------------------
 
     def check(self) -> None:
-        """Laws over the whole log."""
-        opened: set[str] = set()
-        placed: dict[str, str] = {}
-        requested: set[str] = set()
-        ended: set[str] = set()
-        running: dict[tuple[str, int], set[str]] = defaultdict(set)
-        for event in self.written:
+        """Laws over the whole log, told as far as it was not checked yet."""
+        for event in self.written[self.num_checked :]:
+            self.num_checked += 1
             match event:
                 case GroupOpened():
-                    opened.add(event.group_id)
+                    self.opened.add(event.group_id)
                 case SessionRequested():
-                    assert event.group_id in opened, "the group is opened before its sessions"
-                    assert placed.setdefault(event.session_id, event.node_id) == event.node_id
-                    requested.add(event.session_id)
+                    assert event.group_id in self.opened, "the group is opened before its sessions"
+                    assert self.placed.setdefault(event.session_id, event.node_id) == event.node_id
                 case StartSession():
-                    assert event.session_id in requested, "requested before started"
-                    assert placed[event.session_id] == event.node_id, "started where it was placed"
-                    task_id, member, _, _ = parse_session_id(event.session_id)
-                    if event.session_id not in ended:
-                        running[task_id, member].add(event.session_id)
-                    assert len(running[task_id, member]) <= 1, (
-                        f"member placed twice: {running[task_id, member]}"
-                    )
+                    assert event.session_id in self.placed, "requested before started"
+                    assert self.placed[event.session_id] == event.node_id, "started where it was placed"
+                    member = parse_session_id(event.session_id)[:2]
+                    if event.session_id not in self.ended:
+                        self.running[member].add(event.session_id)
+                    assert len(self.running[member]) <= 1, f"placed twice: {self.running[member]}"
                 case SessionFinished() | SessionLost():
-                    ended.add(event.session_id)
-                    task_id, member, _, _ = parse_session_id(event.session_id)
-                    running[task_id, member].discard(event.session_id)
+                    self.ended.add(event.session_id)
+                    self.running[parse_session_id(event.session_id)[:2]].discard(event.session_id)
                 case _:
                     pass
 

@@ -69,6 +69,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def beat(self) -> None:
         self.world.beat()
 
+    @rule(name=st.sampled_from(["n0", "n1", "g0"]))
+    def one_beats(self, name: str) -> None:
+        self.world.beat(name)
+
     @rule(name=st.sampled_from(["n0", "n1"]))
     def handle_command(self, name: str) -> None:
         self.world.handle_command(self.world.nodes[name])
@@ -91,10 +95,27 @@ class SchedulerMachine(RuleBasedStateMachine):
     def restart_node(self, name: str) -> None:
         self.world.restart_node(self.world.nodes[name])
 
-    @rule()
-    def long_silence(self) -> None:
-        """Nobody is heard: everything is given up, and comes back."""
+    @rule(name=st.sampled_from(["n0", "n1", "g0"]))
+    def falls_silent_and_comes_back(self, name: str) -> None:
+        """It is given up, and tried elsewhere, while it goes on."""
         self.was_given_up = True
+        node = self.world.nodes.get(name)
+        if node is None:
+            self.world.gateways = set()
+        else:
+            node.is_alive = False
+        for _ in range(5 if node is not None else 13):
+            self.world.now += 2.5
+            self.world.beat()
+            self.world.drain()
+            self.world.tick()
+        if node is None:
+            self.world.gateways = {name}
+        else:
+            node.is_alive = True
+
+    @rule()
+    def the_log_is_silent(self) -> None:
         self.world.now += 2 * LIMITS.gateway_timeout
         self.world.tick()
 
@@ -143,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerLaws = SchedulerMachine.TestCase
 TestSchedulerLaws.settings = settings(
-    max_examples=60,
+    max_examples=50,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
