@@ -31,13 +31,13 @@ from polar.core.stage import DeadLettered, Output, Partition, StageCore
 from polar.errors import LogUnavailableError, PolarError, SettingsError
 from polar.kafka.clients import from_kafka, partition_count, to_kafka
 from polar.kafka.outputs import OutputPublisher
-from polar.kafka.reader import offset_ranges
+from polar.kafka.reader import SPECS, offset_ranges
 from polar.kafka.records import RawRecord, decode_record, raw_record
 from polar.kafka.tail import CATCH_UP_WAIT_MS, GapGuard, HoleWatch, set_fetch_wait
 from polar.kafka.writer import LogWriter
 from polar.settings import LogSettings
 from schemas.codec import UnreadableRecordError
-from schemas.topics import TOPICS, TopicSpec
+from schemas.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ _BEHIND_RECORDS = 10
 _GAP_SECONDS = 0.1
 _COMMIT_SECONDS = 10.0
 _NOTICE_SECONDS = 30.0
-_SPECS = {topic.suffix: topic for topic in TOPICS}
 
 
 class StageFailedError(PolarError):
@@ -252,7 +251,7 @@ class Stage:
         self._next[raw.partition] = raw.offset + 1
         self.counts["records"] += 1
         try:
-            record = decode_record(raw, _SPECS[raw.partition.topic])
+            record = decode_record(raw, SPECS[raw.partition.topic])
         except UnreadableRecordError as error:
             self.counts["unreadable"] += 1
             await self._publisher.refuse(raw, error.reason, error.detail)

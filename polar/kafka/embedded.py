@@ -26,6 +26,8 @@ _BUCKET = "polar-log"
 _GRPC_OFFSET = 10_000
 """SeaweedFS opens a gRPC port beside each HTTP port."""
 _PORT_NAMES = ("master", "volume", "filer", "s3")
+_PORT_RANGE = range(6_000, 10_000)
+"""With the gRPC ports clear of those that polar.supervision.ports reserves for other services."""
 
 
 def embedded_children(directory: Path, port: int) -> Children:
@@ -105,7 +107,7 @@ def _store_ports(directory: Path, broker_port: int) -> dict[str, int]:
     choice = secrets.SystemRandom()
     for name in _PORT_NAMES:
         for _ in range(1000):
-            port = choice.randrange(11_000, 22_000)
+            port = choice.choice(_PORT_RANGE)
             if port not in {broker_port, *ports.values()} and _pair_is_free(port):
                 ports[name] = port
                 break

@@ -11,6 +11,7 @@ from polar.kafka.records import RawRecord
 from polar.kafka.writer import LogWriter
 from schemas.base import encode
 from schemas.dead_letters import DeadLetter
+from schemas.topics import TOPIC_OF
 
 logger = logging.getLogger(__name__)
 
@@ -82,13 +83,20 @@ class OutputPublisher:
                 return
 
     async def _emit_singly(self, emits: Sequence[Emit], error: RecordTooLargeError) -> None:
-        """One output is over its topic's limit: the others still leave, it is counted and named."""
-        if len(emits) == 1:
-            self._counts["too_large"] += 1
-            logger.error("%s was not written: %s", type(emits[0].event).__name__, error)
+        """One output is over its topic's limit: the others still leave, it is listed with the reason."""
+        if len(emits) > 1:
+            for emit in emits:
+                await self._emit([emit])
             return
-        for emit in emits:
-            await self._emit([emit])
+        event = emits[0].event
+        topic = TOPIC_OF[type(event)]
+        self._counts["too_large"] += 1
+        logger.error("%s was not written: %s", type(event).__name__, error)
+        # It has no place on the log, hence no coordinates.
+        unwritten = RawRecord(
+            Partition(topic.suffix, -1), -1, topic.key_of(event).encode(), encode(event), emits[0].headers
+        )
+        await self.refuse(unwritten, "too_large", str(error))
 
 
 def _raw_again(output: DeadLettered) -> RawRecord:

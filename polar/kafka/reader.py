@@ -43,7 +43,8 @@ _PROBE_WAIT_MS = 10
 """Long poll of a consumer that only wants the high watermark of an empty fetch."""
 _MAX_RECORDS = 1000
 _BEHIND_RECORDS = 10
-_SPECS = {topic.suffix: topic for topic in TOPICS}
+SPECS = {topic.suffix: topic for topic in TOPICS}
+"""Topics by suffix."""
 
 
 def partitions_of(settings: LogSettings, topic: TopicSpec) -> list[Partition]:
@@ -162,7 +163,7 @@ async def follow(
     """
     async with contextlib.aclosing(follow_raw(settings, *topics, start=start)) as raws:
         async for raw in raws:
-            record = _decoded(raw, _SPECS[raw.partition.topic])
+            record = _decoded(raw, SPECS[raw.partition.topic])
             if record is not None:
                 yield record
 

@@ -25,8 +25,8 @@ from aiokafka.producer.sender import SendProduceReqHandler
 from aiokafka.record.memory_records import MemoryRecords
 
 from polar.errors import LogUnavailableError
-from polar.kafka.clients import from_kafka
-from polar.kafka.reader import end_offsets_of, read_from
+from polar.kafka.clients import from_kafka, to_kafka
+from polar.kafka.reader import SPECS, end_offsets, read_from
 from polar.settings import LogSettings
 
 logger = logging.getLogger(__name__)
@@ -55,12 +55,11 @@ class _Floors:
         self._floors: dict[TopicPartition, int] = {}
 
     async def learn(self, partitions: Collection[TopicPartition]) -> None:
-        """Note the ends of partitions that this producer has not written to yet."""
-        unknown = {from_kafka(self._settings, tp): tp for tp in partitions if tp not in self._floors}
-        if unknown:
-            ends = await end_offsets_of(self._settings, unknown.keys())
-            for partition, end in ends.items():
-                self._floors[unknown[partition]] = end
+        """Note the ends of topics that this producer has not written to yet."""
+        topics = {from_kafka(self._settings, tp).topic for tp in partitions if tp not in self._floors}
+        for topic in topics:
+            for partition, end in (await end_offsets(self._settings, SPECS[topic])).items():
+                self._floors.setdefault(to_kafka(self._settings, partition), end)
 
     def raise_to(self, partition: TopicPartition, offset: int) -> None:
         """Everything below this offset is settled."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
-from polar.errors import LogUnavailableError
+from polar.errors import LogUnavailableError, RecordTooLargeError
 from polar.kafka import driver, outputs
 from polar.kafka.driver import Stage
 from polar.settings import LogSettings
@@ -296,3 +296,21 @@ async def test_metrics_hold_counts_gauges_and_lag(ranges: dict[Partition, tuple[
     assert metrics["outputs"] == 1
     assert metrics["lag_records"] == 3
     assert metrics["open_keys"] == 3
+
+
+async def test_an_output_over_its_limit_is_listed_and_the_others_leave(
+    ranges: dict[Partition, tuple[int, int]],
+) -> None:
+    core, consumer = Core(), PositionsOnly()
+    ranges[P0] = (0, 9)
+    stage, writes = make(core)
+    await stage.assigned(consumer, [tp(0)])
+    too_large = RecordTooLargeError("too many bytes")
+    # the batch, then its records one by one
+    writes.failures = [too_large, too_large]
+    await stage.process(consumer.fetch([fetched(0), fetched(1), fetched(2)]))
+    assert names(writes) == ["r0.1", "r0.2"]
+    ((letter, key, value),) = writes.letters
+    assert (letter.source_topic, letter.source_offset, letter.reason) == ("group-events.v1", -1, "too_large")
+    assert (key, value) == (b"g", encode(sealed("r0.0")))
+    assert stage.failure is None
