@@ -77,7 +77,7 @@ def refused_by_engine(status: int, data: bytes, retry_after: str | None) -> Http
         )
     if status in (400, 413, 422):
         lowered = message.lower()
-        if any(word in lowered for word in ("context length", "model length", "max_model_len")):
+        if any(word in lowered for word in ("context length", "model length")):
             if "maximum context length is" not in lowered:
                 message = f"This model's maximum context length is exceeded: {message}"
             return HttpError(

@@ -179,7 +179,7 @@ async def test_the_engines_refusals_keep_their_meaning(gateway: RunningGateway, 
     }
     engine.script = [
         Answer(400, json=long),
-        Answer(400, json={"error": {"message": "bad tool", "code": 400}}),
+        Answer(400, json={"error": {"message": "max_tokens cannot be greater than max_model_len=9"}}),
         Answer(429, json={"error": {"message": "busy"}}),
         Answer(500, json={"error": {"message": "boom"}}),
         Answer(503, raw="starting"),
