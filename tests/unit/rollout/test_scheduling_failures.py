@@ -3,9 +3,9 @@
 import pytest
 
 from schemas.calls import SessionAbandoned
-from schemas.nodes import CancelSession, PrewarmRuntime
+from schemas.nodes import CancelSession
 from schemas.sessions import Outcome, SessionLost, SessionReady, SessionRequested
-from tests.unit.rollout.scheduler_world import LIMITS, World, request, rounds, started
+from tests.unit.rollout.scheduler_world import World, request, rounds, started
 
 
 def test_infra_errors_are_tried_again_and_listed() -> None:
@@ -211,62 +211,3 @@ def test_a_scheduler_that_stood_still_loses_nobody() -> None:
     world.tick()
     rounds(world, 4)
     assert not world.of(SessionLost)
-
-
-def read_first(world: World, *topics: str) -> None:
-    """Read these topics to their end, one after the other, and nothing else."""
-    for topic in topics:
-        for partition in world.log:
-            if partition.topic == topic:
-                while world.read(partition):
-                    pass
-
-
-@pytest.mark.parametrize("is_decided", [False, True])
-def test_sessions_that_are_read_before_their_task_survive_another_crash(is_decided: bool) -> None:
-    world = World()
-    world.boot()
-    world.submit("t", request(2))
-    rounds(world, 3, finish=False)
-    world.crash()
-    world.boot()
-    read_first(world, "sessions.v1")
-    if is_decided:
-        world.beat()
-        world.drain()
-    world.commit()
-    world.crash()
-    world.boot()
-    rounds(world, 12)
-    assert {event.session_id for event in started(world)} == {"t/0/0/1", "t/1/0/1"}
-    assert world.fixed()["t"].reason == "all_ended"
-
-
-def test_the_ready_buffer_is_not_filled_twice_across_a_restart() -> None:
-    """The first scheduler's commands are on their way to a node that the second has not heard."""
-    world = World()
-    world.boot()
-    world.beat("n0", "g0")
-    world.submit("t", request(40))
-    world.drain()
-    world.beat("n0", "g0")
-    world.drain()
-    world.handle_command(world.nodes["n0"])
-    world.beat("n0", "g0")
-    world.drain()
-    assert [event.count for event in world.of(PrewarmRuntime)] == [0, LIMITS.ready_target]  # type: ignore[attr-defined]
-    world.crash()
-    world.boot()
-    for _ in range(6):
-        world.now += 1
-        world.beat("n1", "g0")
-        world.drain()
-        while world.handle_command(world.nodes["n1"]):
-            pass
-    for node in world.nodes.values():
-        while world.handle_command(node):
-            pass
-        world.refill(node)
-    assert world.idle_runtimes <= LIMITS.ready_target
-    rounds(world, 4, finish=False)
-    assert world.idle_runtimes == LIMITS.ready_target
