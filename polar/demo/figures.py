@@ -18,13 +18,18 @@ class Series:
     values: Sequence[float]
 
 
+def _tick(value: float) -> str:
+    """A label that fits beside the axis."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _frame(title: str, top: float, labels: Sequence[str], body: str) -> str:
     grid = []
     for share in (0.0, 0.5, 1.0):
         y = _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - share)
         grid.append(
             f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{top * share:.3g}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_tick(top * share)}</text>'
         )
     for index, label in enumerate(labels):
         if len(labels) <= 12 or index % (len(labels) // 8) == 0:

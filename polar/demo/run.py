@@ -182,7 +182,7 @@ def _settings(options: DemoOptions) -> dict[str, str]:
         "POLAR_ENGINE_MAX_MODEL_LEN": "1024",
         "POLAR_ENGINE_DTYPE": "float32",
         "POLAR_TRAINER_DTYPE": "float32",
-        "POLAR_TRAINER_LEARNING_RATE": "1e-3" if options.quick else "1e-5",
+        "POLAR_TRAINER_LEARNING_RATE": "1e-3" if options.quick else "2e-5",
     }
 
 

@@ -1,36 +1,20 @@
-"""A folder's weights: their digest, names and shapes, read from the files alone.
+"""What an engine checks before it loads a folder's weights: digest, names and shapes.
 
-Invariant: trainer, weight-sync and engines compute the same digest. Nothing here needs torch.
+Read from the files alone; nothing here needs torch.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from polar.weight_folder import weight_files, weights_digest
+
 TRANSFER_BACKEND = "file"
 """vLLM's name for the weight-transfer backend that reads such folders (polar.engines.vllm_extension)."""
-_CHUNK = 1 << 20
 _OUTPUT_LAYER = "lm_head.weight"
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor name → shape."""
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a Hugging Face folder in name order."""
-    return sorted(folder.glob("*.safetensors"))
-
-
-def weights_digest(folder: Path) -> str:
-    """`schemas.base.digest` of the files' bytes, in name order, without holding them in memory."""
-    state = hashlib.sha256()
-    for file in weight_files(folder):
-        state.update(file.stat().st_size.to_bytes(8, "little"))
-        with file.open("rb") as opened:
-            while chunk := opened.read(_CHUNK):
-                state.update(chunk)
-    return state.hexdigest()
 
 
 def verified_weight_files(folder: Path, sha256: str) -> list[Path]:

@@ -29,6 +29,7 @@ from polar.trainer.pass_tensors import PassTensors, pass_tensors
 from polar.trainer.prefix_sharing import plan_passes
 from polar.trainer.rows import read_rows
 from polar.trainer.step_stats import StepStats
+from polar.weight_folder import weights_digest
 from schemas.batches import PackedRow
 from schemas.columns import FloatColumn, TokenColumn
 from schemas.policies import Canary, PolicyVersion
@@ -172,7 +173,7 @@ class MegatronBackend:
         hf_weights.export_folder(
             self._gpt.state_dict(), self.shape, self._folder, target, dtype=self._settings.dtype
         )
-        return hf_weights.weights_sha256(target)
+        return weights_digest(target)
 
     def optimizer_state(self) -> dict[str, Any]:
         """State that, with the exported weights, makes the next steps equal."""

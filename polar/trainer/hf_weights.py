@@ -4,7 +4,6 @@ Invariant: load followed by export gives bit-equal tensors (at the trainer's dty
 folder appears under its name whole or not at all.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -21,7 +20,6 @@ from polar.trainer.model_shape import ModelShape
 
 WEIGHTS_FILE = "model.safetensors"
 _COPIED_SUFFIXES = {".json", ".txt", ".jinja", ".model"}
-_CHUNK_BYTES = 1 << 22
 
 _LAYER_NAMES = {
     "self_attn.o_proj": "self_attention.linear_proj",
@@ -153,14 +151,3 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def weights_sha256(folder: Path) -> str:
-    """`schemas.base.digest` over the bytes of the folder's *.safetensors in name order, streamed."""
-    state = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        state.update(path.stat().st_size.to_bytes(8, "little"))
-        with path.open("rb") as opened:
-            while chunk := opened.read(_CHUNK_BYTES):
-                state.update(chunk)
-    return state.hexdigest()

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from polar.engines.weight_files import weights_digest
 from polar.errors import EngineError
+from polar.weight_folder import weights_digest
 from polar.weightsync.engine_client import EngineClient
 from polar.weightsync.engine_sync import CanaryError, EngineSync
 from polar.weightsync.gateways import Gateways

@@ -9,8 +9,8 @@ from polar.engines.weight_files import (
     check_same_layout,
     tensor_shapes,
     verified_weight_files,
-    weights_digest,
 )
+from polar.weight_folder import weights_digest
 from schemas.base import digest
 
 

@@ -13,8 +13,8 @@ from polar.core.stage import LogRecord, Partition
 from polar.errors import LogUnavailableError, SettingsError
 from polar.settings import LogSettings, TrainerSettings
 from polar.trainer import batch_source, loop
-from polar.trainer.hf_weights import weights_sha256
 from polar.trainer.offline import train_offline
+from polar.weight_folder import weights_digest
 from schemas.base import Event
 from schemas.policies import PolicyPublished, PolicyVersion
 from schemas.topics import BATCHES, POLICIES, TOPIC_OF, TopicSpec
@@ -114,7 +114,7 @@ async def test_each_batch_becomes_a_version_with_its_weights(fake_log: FakeLog, 
     assert len({e.weights_sha256 for e in fake_log.policies}) == 3
     assert folders(tmp_path) == {f"{lineage}-1", f"{lineage}-2"}
     for event in (first, second):
-        assert weights_sha256(Path(event.weights_path)) == event.weights_sha256
+        assert weights_digest(Path(event.weights_path)) == event.weights_sha256
         assert event.canary is not None
         assert event.metrics["trained_tokens"] > 0
     assert {"loss", "grad_norm", "reward_mean", "step_seconds", "staleness_mean"} <= first.metrics.keys()
@@ -203,7 +203,7 @@ async def test_weights_that_someone_removed_are_written_again(fake_log: FakeLog,
     await asyncio.to_thread(shutil.rmtree, tmp_path / "trainer" / "policies")
     await run(1)
     start = fake_log.policies[-1]
-    assert weights_sha256(Path(start.weights_path)) == start.weights_sha256
+    assert weights_digest(Path(start.weights_path)) == start.weights_sha256
 
 
 async def test_data_that_was_moved_is_published_from_where_it_is_now(
@@ -216,7 +216,7 @@ async def test_data_that_was_moved_is_published_from_where_it_is_now(
     await loop.serve(LogSettings(data_dir=tmp_path / "new"), limited)
     before, start = fake_log.policies[-2:]
     assert start.weights_path.startswith(str(tmp_path / "new"))
-    assert weights_sha256(Path(start.weights_path)) == start.weights_sha256 == before.weights_sha256
+    assert weights_digest(Path(start.weights_path)) == start.weights_sha256 == before.weights_sha256
     assert not await asyncio.to_thread((tmp_path / "old").exists)
 
 

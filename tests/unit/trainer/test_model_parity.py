@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from polar.errors import TrainerError
 from polar.settings import TrainerSettings
 from polar.trainer.backend import MegatronBackend
-from polar.trainer.hf_weights import weights_sha256
 from polar.trainer.model_shape import ModelShape
+from polar.weight_folder import weights_digest
 from schemas.base import digest
 from tests.unit.trainer.hand_batches import row
 from tests.unit.trainer.tiny_models import KINDS, VOCAB, tiny_config, write_tiny_model
@@ -84,7 +84,7 @@ def test_export_gives_back_every_tensor_bit_for_bit(kind: str, tmp_path: Path) -
     before, after = load_file(folder / "model.safetensors"), load_file(target / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert sha == weights_sha256(target) == digest((target / "model.safetensors").read_bytes())
+    assert sha == weights_digest(target) == digest((target / "model.safetensors").read_bytes())
     assert (target / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     assert json.loads((target / "config.json").read_text())["dtype"] == "float32"
     assert [p.name for p in target.parent.iterdir()] == ["run-1-0"], "no draft is left"
