@@ -168,7 +168,9 @@ def _print(value: dict[str, object]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", "rebuilt", "digest", "live run")
+    table = Table("", "rebuilt")
+    for column in ("digest", "live run"):
+        table.add_column(column, overflow="fold")
     digests = cast("dict[str, str]", value["digests"])
     recorded = cast("dict[str, str]", value["recorded"])
     rebuilt = cast("dict[str, int]", value["rebuilt"])

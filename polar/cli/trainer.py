@@ -27,8 +27,10 @@ Export = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the steps of offline training as JSON.")]
 
-LOSS_TOLERANCE = 1e-5
-"""Relative; equal batches on the same machine usually give equal bits."""
+COMPARED = ("loss", "grad_norm")
+"""On policy the loss itself is near 0, whatever was sampled: the gradient says more."""
+TOLERANCE = 1e-5
+"""Relative; equal rows on the same machine usually give equal bits."""
 
 
 def trainer(
@@ -36,8 +38,8 @@ def trainer(
 ) -> int:
     """Train a policy with GRPO. Settings come from the environment (POLAR_TRAINER_…).
 
-    With --from the archive's own settings are the defaults, and the losses are compared with the
-    live run's: exit status 1 when they differ (with --builder they are only printed).
+    With --from the archive's own settings are the defaults, and losses and gradient norms are
+    compared with the live run's: exit status 1 when they differ (only printed with --builder).
     """
     from polar.settings import LogSettings, TrainerSettings
     from polar.telemetry.logs import configure
@@ -73,20 +75,24 @@ def _train_on_archive(
     steps = train_offline(
         ((batch.manifest, batch.rows) for batch in run.batches), settings, export_to=export_to
     )
-    live = {
-        policy.batch_number: policy.metrics["loss"] for policy in run.policies if "loss" in policy.metrics
+    live = {policy.batch_number: policy.metrics for policy in run.policies if "loss" in policy.metrics}
+    lines = [_beside(step, live.get(int(step["batch_number"]), {})) for step in steps]
+    equal = all(line["equal"] for line in lines)
+    _print(lines, equal=equal, as_json=as_json)
+    return Exit.OK if equal or builder is not None else Exit.FAILED
+
+
+def _beside(step: dict[str, float], live: "Mapping[str, float]") -> dict[str, Any]:
+    """A step's metrics with those of the live run; `equal` compares what says what was learnt."""
+    return {
+        **step,
+        **{f"live_{name}": live.get(name) for name in COMPARED},
+        "equal": all(
+            math.isclose(step[name], live[name], rel_tol=TOLERANCE, abs_tol=1e-6)
+            for name in COMPARED
+            if name in live and name in step
+        ),
     }
-    lines: list[dict[str, Any]] = [
-        {**step, "live_loss": live.get(int(step["batch_number"]))} for step in steps
-    ]
-    differ = [
-        line
-        for line in lines
-        if line["live_loss"] is not None
-        and not math.isclose(line["loss"], line["live_loss"], rel_tol=LOSS_TOLERANCE, abs_tol=1e-7)
-    ]
-    _print(lines, equal=not differ, as_json=as_json)
-    return Exit.FAILED if differ and builder is None else Exit.OK
 
 
 def _settings_of(kept: "Mapping[str, str]") -> "TrainerSettings":
@@ -110,12 +116,13 @@ def _print(lines: list[dict[str, Any]], *, equal: bool, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("batch", "loss", "loss of the live run", "trained tokens")
+    table = Table("batch", "trained tokens", "loss", "live", "gradient norm", "live", "equal")
     for line in lines:
+        shown = [line.get(name) for name in ("loss", "live_loss", "grad_norm", "live_grad_norm")]
         table.add_row(
             str(int(line["batch_number"])),
-            f"{line['loss']:.6f}",
-            "" if line["live_loss"] is None else f"{line['live_loss']:.6f}",
             str(int(line["trained_tokens"])),
+            *("" if value is None else f"{value:.6g}" for value in shown),
+            "yes" if line["equal"] else "no",
         )
     Console().print(table)
