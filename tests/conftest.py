@@ -5,12 +5,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.engine_fixture import engine  # noqa: F401 (a fixture)
 
 if TYPE_CHECKING:
     from polar.kafka.brokers import OwnBroker
     from polar.settings import LogSettings
+
+# A property holds or does not; how long an example takes on a busy machine says nothing.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 _KAFKA_SKIPPED = "no Apache Kafka: KAFKA_HOME names no unpacked distribution"
 
