@@ -68,6 +68,11 @@ class _Group:
     records: dict[str, LogRecord] = field(default_factory=dict)
     """Records by trajectory or reward id, to list those that the seal leaves out."""
 
+    def has_members(self) -> bool:
+        """Whether the members are fixed, where the seal needs them: a group that was opened by a
+        repeated GroupOpened behind the first one has none."""
+        return self.state.fixed is not None or self.sealed is None or self.sealed.reason == "cancelled"
+
     def has_sealed_parts(self) -> bool:
         """Whether everything that the seal lists is there."""
         sealed = self.sealed
@@ -314,7 +319,7 @@ class GrouperCore:
             is_whole = group.has_sealed_parts()
             if not is_whole and not self._has_read_all(number):
                 break
-            if not is_whole and group.sealed_before_start:
+            if group.sealed_before_start and not (is_whole and group.has_members()):
                 # Commits never pass a part of an open group: it was closed before the restart,
                 # and is read again because another group is still open.
                 self._counts["closed_before_start"] += len(group.records)

@@ -319,3 +319,17 @@ def test_a_group_that_was_closed_before_the_start_is_not_emitted_from_what_is_le
             assert again(part) == []
     assert again.caught_up() == []
     assert again.core.metrics()["open_groups"] == 1, "only the old one"
+
+
+def test_a_repeated_opening_does_not_bring_back_a_group_that_was_closed_before_the_start() -> None:
+    """The commit lies behind GroupMembersFixed, in front of a repeated GroupOpened and the seal."""
+    first = grouper()
+    first(opened())
+    sealed = the_seal([event for part in PARTS for event in first(part)])
+    again = Feed(GrouperCore(waits=WAITS), *TOPICS, zone={"group-events.v1": 2, "trajectories.v1": 2})
+    assert again(opened()) == again(sealed) == []
+    for part in PARTS[:4]:
+        again(part)
+    assert again.caught_up() == []
+    assert [event for event in again.written if isinstance(event, ScoredGroup)] == []
+    assert again.core.metrics()["open_groups"] == 0
