@@ -67,7 +67,8 @@ def perturbed(engine: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -
     copytree(engine.model_path, folder)
     random = np.random.default_rng(1)
     weights = {
-        name: values + 0.5 * values.std() * random.standard_normal(values.shape).astype(np.float32)
+        name: values
+        + np.float32(0.5 * values.std() or 0.1) * random.standard_normal(values.shape, np.float32)
         for name, values in load_file(folder / "model.safetensors").items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -148,7 +149,7 @@ async def test_generation_goes_on_while_the_weights_change(synced: Synced, pertu
     assert await synced.client.weight_version() == "run:1"
     assert not await synced.client.is_paused()
     after = await synced.client.checksums()
-    assert all(before[name] != after[name] for name in before)
+    assert all(before[name] != after[name] for name in before if "weight" in name)
 
     tokens, logprobs, spans = await in_flight
     assert len(tokens) == len(logprobs) == 400
