@@ -49,6 +49,8 @@ def embedded_children(directory: Path, port: int) -> Children:
             "-filer", f"-filer.port={ports['filer']}",
             "-s3", f"-s3.port={s3_port}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-metricsPort=0",
             f"-s3.config={directory / 's3.json'}",
+            # Relative to the log's folder: by default they are left behind in the system's temporary one.
+            "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock",
             "-volume.max=0", "-volume.preStopSeconds=0", "-master.volumeSizeLimitMB=256",
             "-master.telemetry=false", "-master.electionTimeout=500ms",
         ],
