@@ -1,7 +1,6 @@
 """Small SVG figures without any external resource: line and bar plots, and a token tree."""
 
 import html
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +41,10 @@ def _frame(title: str, top: float, labels: Sequence[str], body: str) -> str:
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">'
         f"{''.join(grid)}{body}</svg></figure>"
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _x(index: int, count: int) -> float:
@@ -118,7 +121,7 @@ def tree_figure(title: str, runs: Sequence[TreeRun]) -> str:
         run = runs[index]
         text = "".join(
             f"<mark>{html.escape(part)}</mark>" if sampled else html.escape(part)
-            for (part, sampled) in _merged(run.parts)
+            for part, sampled in run.parts
         )
         below = "".join(draw(child) for child in children.get(index, []))
         return f'<li><div class="run"><span class="count">{run.tokens} tokens</span>{text}</div>' + (
@@ -128,11 +131,3 @@ def tree_figure(title: str, runs: Sequence[TreeRun]) -> str:
     roots = "".join(draw(index) for index in children.get(-1, []))
     caption = f"<figcaption>{html.escape(title)}</figcaption>"
     return f'<figure>{caption}<ul class="tree">{roots}</ul></figure>'
-
-
-def _merged(parts: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Neighbours of one kind joined."""
-    return [
-        ("".join(text for text, _ in group), sampled)
-        for sampled, group in itertools.groupby(parts, key=lambda part: part[1])
-    ]

@@ -1,7 +1,8 @@
 """The demo's one-page report: self-contained HTML, no scripts, nothing loaded from elsewhere."""
 
 import html
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from polar.demo.figures import Series, TreeRun, bar_plot, line_plot, tree_figure
@@ -93,13 +94,13 @@ def _tree(run: Recorded, model: Path | None) -> str:
         return "<p>No trajectory was recorded.</p>"
     # The one with most runs shows most; the last of them, since the model has learnt by then.
     chosen = max(reversed(run.trajectories), key=lambda item: len(item.tree.parents))
-    runs = _runs(chosen, _pieces(chosen.tree.tokens.tolist(), model))
+    runs = _runs(chosen, _decoder(model))
     calls = len(chosen.calls)
     title = f"{chosen.session_id}: {calls} calls, sampled tokens marked"
     return tree_figure(title, runs)
 
 
-def _runs(trajectory: Trajectory, pieces: Sequence[str]) -> list[TreeRun]:
+def _runs(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> list[TreeRun]:
     tree = trajectory.tree
     parents, starts = tree.parents.tolist(), tree.starts.tolist()
     depth_of = [0] * len(parents)
@@ -115,21 +116,24 @@ def _runs(trajectory: Trajectory, pieces: Sequence[str]) -> list[TreeRun]:
                 if call.prompt_tokens <= depth < call.prompt_tokens + call.sampled_tokens:
                     sampled.add(offset)
             run = parents[run]
-    return [
-        TreeRun(
-            parents[run],
-            starts[run + 1] - starts[run],
-            [(pieces[offset], offset in sampled) for offset in range(starts[run], starts[run + 1])],
-        )
-        for run in range(len(parents))
-    ]
+    tokens = tree.tokens.tolist()
+    runs = []
+    for run, parent in enumerate(parents):
+        offsets = range(starts[run], starts[run + 1])
+        # Neighbours are decoded together: a character may be made of several tokens.
+        parts = [
+            (decode([tokens[offset] for offset in group]), is_sampled)
+            for is_sampled, group in itertools.groupby(offsets, key=sampled.__contains__)
+        ]
+        runs.append(TreeRun(parent, len(offsets), parts))
+    return runs
 
 
-def _pieces(tokens: Sequence[int], model: Path | None) -> list[str]:
-    """Text of each token."""
+def _decoder(model: Path | None) -> Callable[[list[int]], str]:
+    """From ids to text."""
     if model is None:
-        return [f"{token} " for token in tokens]
+        return lambda ids: "".join(f"{token} " for token in ids)
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))

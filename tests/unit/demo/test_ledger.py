@@ -9,7 +9,10 @@ from polar.demo.ledger import audit, summarize
 from polar.demo.recorded import collect
 from polar.demo.report import write_report
 from schemas.calls import Delivery
-from schemas.policies import PolicyVersion
+from schemas.policies import PolicyInterval, PolicyVersion
+from schemas.sessions import Outcome
+from schemas.trajectories import Trajectory
+from schemas.trees import StitchedCall, TokenTree
 from tests.unit.demo.recorded_run import (
     FIRST,
     PROMPT,
@@ -164,3 +167,42 @@ def test_the_report_is_one_page_without_outside_resources(tmp_path: Path) -> Non
 def test_the_report_of_an_empty_run_is_a_page(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", collect([]), {}, model=None)
     assert "No trajectory" in (tmp_path / "report.html").read_text()
+
+
+def test_the_drawn_tree_marks_what_was_sampled(tmp_path: Path) -> None:
+    calls = (
+        stitched(1, prompt=3, sampled=2, end_run=0, end_offset=5),
+        stitched(2, prompt=6, sampled=2, end_run=1, end_offset=3),
+    )
+    trajectory = Trajectory(
+        trajectory_id=f"trajectory:{SESSION}",
+        session_id=SESSION,
+        group_id="t",
+        closed_by="sealed",
+        outcome=Outcome.COMPLETED,
+        declared_calls=2,
+        tree=TokenTree(parents=[-1, 0, 0], starts=[0, 5, 8, 9], tokens=[1, 2, 3, 10, 11, 4, 12, 13, 99]),
+        calls=calls,
+        texts=(),
+        algorithm="1",
+    )
+    write_report(tmp_path / "report.html", recorded(trajectory), {}, model=None)
+    page = (tmp_path / "report.html").read_text()
+    assert "1 2 3 <mark>10 11 </mark>" in page
+    assert "4 <mark>12 13 </mark>" in page
+    assert "<mark>99" not in page
+
+
+def stitched(seq: int, *, prompt: int, sampled: int, end_run: int, end_offset: int) -> StitchedCall:
+    return StitchedCall(
+        call_id=f"{SESSION}#{seq}",
+        session_id=SESSION,
+        seq=seq,
+        end_run=end_run,
+        end_offset=end_offset,
+        prompt_tokens=prompt,
+        sampled_tokens=sampled,
+        logprobs=[-1.0] * sampled,
+        temperature=1.0,
+        policy=PolicyInterval(first=V1, last=V1),
+    )
