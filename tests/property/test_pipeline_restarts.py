@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar.core.batching import BatchRule
+from polar.core.batching import BatchRule, staleness_of
 from polar.core.grouper_stage import GrouperCore
 from polar.core.packer_stage import PackerCore
 from polar.core.replaying import Replay, ReplayOptions, replay
+from polar.core.staleness import PolicyLineages
 from polar.core.stitcher_stage import StitcherCore
 from schemas.base import digest_of
 from schemas.batches import BatchManifest, PackedRow
@@ -28,7 +29,7 @@ from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 from schemas.topics import BATCHES, CALLS, GROUP_EVENTS, GROUPS, POLICIES, REWARDS, TRAJECTORIES
 from schemas.trajectories import Trajectory
-from tests.property.session_scripts import LAWS, Script, scripts
+from tests.property.session_scripts import LAWS, Script, make_world
 from tests.property.stream_world import MemoryLog, StageRun, run_until_quiet
 
 RULE = BatchRule(groups_per_batch=2, row_tokens=24, max_staleness=2)
@@ -134,8 +135,12 @@ def check(log: MemoryLog, groups: list[list[Script]]) -> Replay:
     batched = [group_id for number in sorted(manifests) for group_id in manifests[number].groups]
     excluded = [item.id for manifest in manifests.values() for item in manifest.excluded]
     assert len(batched + excluded) == len(set(batched + excluded))
-    fresh_left = set(scored) - set(batched) - set(excluded)
-    assert len(fresh_left) < RULE.groups_per_batch or excluded or any(scored[g].live for g in fresh_left)
+    lineages = PolicyLineages(
+        event for event in log.of(PolicyPublished) if isinstance(event, PolicyPublished)
+    )
+    left = [scored[group_id] for group_id in set(scored) - set(batched) - set(excluded)]
+    fresh = [g for g in left if not g.live or staleness_of(g, lineages) <= RULE.max_staleness]
+    assert len(fresh) < RULE.groups_per_batch
     for number, manifest in manifests.items():
         rows = {row.index: row for row in log.of(PackedRow) if row.batch_number == number}
         assert sorted(rows) == list(range(manifest.row_count))
@@ -144,40 +149,31 @@ def check(log: MemoryLog, groups: list[list[Script]]) -> Replay:
     return result
 
 
-@st.composite
-def worlds(draw: st.DrawFn) -> list[list[Script]]:
-    return [
-        [
-            draw(scripts(f"task{group}/{member}/0/1", max_calls=3, max_step=5))
-            for member in range(draw(st.integers(1, 3)))
-        ]
-        for group in range(draw(st.integers(1, 5)))
-    ]
+WORLDS = settings(LAWS, max_examples=60)
+SEEDS = st.integers(0, 2**32)
 
 
-SLOW = settings(LAWS, max_examples=25)
-
-
-@SLOW
-@given(worlds(), st.integers(0, 2**32))
-def test_killed_stages_leave_a_log_that_replays_byte_for_byte(groups: list[list[Script]], seed: int) -> None:
+@WORLDS
+@given(SEEDS)
+def test_killed_stages_leave_a_log_that_replays_byte_for_byte(seed: int) -> None:
+    groups = make_world(seed)
     log, _ = run_all(groups, seed, crash_rate=0.2)
     check(log, groups)
 
 
-@SLOW
-@given(worlds(), st.integers(0, 2**32))
-def test_crashes_change_no_trajectory(groups: list[list[Script]], seed: int) -> None:
+@WORLDS
+@given(SEEDS)
+def test_crashes_change_no_trajectory(seed: int) -> None:
+    groups = make_world(seed)
     calm = check(run_all(groups, seed, crash_rate=0.0)[0], groups)
     wild = check(run_all(groups, seed + 1, crash_rate=0.3)[0], groups)
     assert calm.digests()["trajectories"] == wild.digests()["trajectories"]
 
 
-@SLOW
-@given(worlds(), st.integers(0, 2**32))
-def test_another_partition_count_and_interleaving_replays_the_same(
-    groups: list[list[Script]], seed: int
-) -> None:
+@WORLDS
+@given(SEEDS)
+def test_another_partition_count_and_interleaving_replays_the_same(seed: int) -> None:
+    groups = make_world(seed)
     log, _ = run_all(groups, seed, crash_rate=0.1)
     here = check(log, groups)
     copied = log.copied(groups=5, sessions=1)
@@ -186,9 +182,10 @@ def test_another_partition_count_and_interleaving_replays_the_same(
     assert here.digests() == there.digests()
 
 
-@SLOW
-@given(worlds(), st.integers(0, 2**32))
-def test_outside_rewards_change_scores_and_rows_but_no_tree(groups: list[list[Script]], seed: int) -> None:
+@WORLDS
+@given(SEEDS)
+def test_outside_rewards_change_scores_and_rows_but_no_tree(seed: int) -> None:
+    groups = make_world(seed)
     log, _ = run_all(groups, seed, crash_rate=0.0)
     recorded = check(log, groups)
     rewards = tuple(
