@@ -45,11 +45,11 @@ def test_a_demo_survives_kill_9_of_everything(tmp_path: Path) -> None:
         until(lambda: journalled(data_dir) > before, 300, "answers after the restart")
 
         demo.kill()
-        demo.wait()
         until(lambda: not left_over(data_dir), 30, "the end of everything the killed demo had started")
+        demo.communicate(timeout=60)
     except BaseException:
         demo.send_signal(signal.SIGTERM)
-        demo.wait(60)
+        demo.communicate(timeout=60)
         raise
 
     # Only the data directory is named: what to do is kept there.

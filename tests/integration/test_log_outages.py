@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from polar.core.stage import Emit
 from polar.errors import LogUnavailableError
@@ -136,6 +137,20 @@ def stage_process(settings: LogSettings, log: Path) -> Iterator[subprocess.Popen
         process.wait()
 
 
+async def committed_records(settings: LogSettings) -> int:
+    """Offsets that the stage process has committed, over all partitions."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=settings.bootstrap_servers, group_id=f"{settings.topic_prefix}.sealing"
+    )
+    await consumer.start()
+    try:
+        topic = REWARDS.named(settings.topic_prefix)
+        numbers = range(settings.group_partitions)
+        return sum([await consumer.committed(TopicPartition(topic, number)) or 0 for number in numbers])
+    finally:
+        await consumer.stop()
+
+
 async def test_a_stage_killed_at_any_moment_misses_nothing(log_settings: LogSettings, tmp_path: Path) -> None:
     """Kill -9 in the middle, start again: every record has its output, in the order of its key; only
     records at or above the oldest open key come twice."""
@@ -152,6 +167,9 @@ async def test_a_stage_killed_at_any_moment_misses_nothing(log_settings: LogSett
         await writer.write_many(rewards(10, start=200, groups=1))
         with stage_process(log_settings, log):
             await until(lambda: len(sealed) >= 10, f"first outputs, see {log}")
+            async with asyncio.timeout(30):
+                while await committed_records(log_settings) < 10:  # noqa: ASYNC110 (another process commits)
+                    await asyncio.sleep(0.1)
             await writer.write(reward(0, groups=1, text="open"))
             await writer.write_many(rewards(50, start=1, groups=1))
             await until(lambda: "r20" in sealed, "the middle of the records")
