@@ -86,7 +86,10 @@ class EngineClient:
         await self._call("POST", "/update_weight_version", {"new_version": version})
 
     async def checksums(self) -> dict[str, str]:
-        """The engine's own checksum of each loaded parameter."""
+        """The engine's own checksum of each loaded parameter.
+
+        On a CPU it sees embeddings and norms only: kernels hold packed copies of everything else.
+        """
         answer = await self._call("POST", "/weight_checker", {"action": "checksum"}, seconds=self._timeout)
         return dict(answer["checksums"])
 
