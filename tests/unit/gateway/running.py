@@ -162,7 +162,7 @@ def content_of(events: list[Any]) -> str:
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-async def eventually(condition: Any, seconds: float = 20.0) -> None:
+async def eventually(condition: Any, seconds: float = 60.0) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - any condition, without a hook in the code

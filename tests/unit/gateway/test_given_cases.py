@@ -83,7 +83,7 @@ async def play(gateway: RunningGateway, engine: FakeEngine, case: Case) -> list[
         for exchange in case["given"]["exchanges"]:
             engine.script = [scripted(answer) for answer in exchange["upstream"]]
             leaves = exchange["client_disconnect"]
-            limit = leaves["after_s"] if leaves and leaves["when"] == "before_first_byte" else 10
+            limit = leaves["after_s"] if leaves and leaves["when"] == "before_first_byte" else 60
             try:
                 async with asyncio.timeout(limit):
                     seen.append(await perform(gateway, key, exchange))
