@@ -45,7 +45,7 @@ class LogSettings(BaseSettings):
     send_timeout_seconds: float = 30.0
     """Every send has this time-out of its own."""
     fetch_max_wait_ms: int = 500
-    """Long poll near the end of a topic. The embedded broker does not wake it: `polar up` sets 100."""
+    """Long poll near the end of a topic. The embedded broker does not wake it: `polar up` sets 200."""
     member_id: str = ""
     """Names this replica among those of a stage, the same at each start. With it a replica that was
     killed takes its partitions back as soon as it is started again, not after the session time-out.

@@ -94,7 +94,7 @@ def _defaults(ports: Mapping[str, int], *, broker: str, kafka_home: str, relay: 
     behind = f"http://127.0.0.1:{ports['relay']}" if relay else engine
     values = {
         "POLAR_MEMBER_ID": "0",
-        "POLAR_FETCH_MAX_WAIT_MS": "100" if broker == "embedded" else "500",
+        "POLAR_FETCH_MAX_WAIT_MS": "200" if broker == "embedded" else "500",
         "POLAR_GATEWAY_PORT": str(ports["gateway"]),
         "POLAR_GATEWAY_ENGINES": f"engine-0={behind}",
         "POLAR_SCHEDULER_PORT": str(ports["scheduler"]),

@@ -81,7 +81,7 @@ def test_a_kafka_distribution_is_run_and_remembered(tmp_path: Path) -> None:
         assert each.broker == each.env["POLAR_BROKER_KIND"] == "kafka-home"
         assert each.env["POLAR_BROKER_KAFKA_HOME"] == str(tmp_path / "kafka")
         assert each.env["POLAR_FETCH_MAX_WAIT_MS"] == "500"
-    assert resolve(UpOptions(tmp_path / "e")).env["POLAR_FETCH_MAX_WAIT_MS"] == "100"
+    assert resolve(UpOptions(tmp_path / "e")).env["POLAR_FETCH_MAX_WAIT_MS"] == "200"
 
 
 async def test_a_service_is_ready_when_its_route_answers_200() -> None:
