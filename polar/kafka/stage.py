@@ -77,7 +77,7 @@ def stage_app(
     """
     broker = KafkaBroker(
         bootstrap_servers(settings), client_id=group_id, apply_types=False, allow_auto_create_topics=False,
-        consumer_only=True, logger=logger,
+        consumer_only=True, logger=logger, log_level=logging.DEBUG,  # else two lines a batch
     )  # fmt: skip
     stage = Stage(
         settings,
