@@ -27,7 +27,7 @@ class DemoOptions:
     quick: bool = False
     seed: int = 2
     steps: int | None = None
-    """None: 8, or 2 with `quick`."""
+    """None: 6, or 2 with `quick`."""
     max_staleness: int = 0
     kafka_home: Path | None = None
     bootstrap_servers: str | None = None
@@ -40,7 +40,7 @@ class DemoOptions:
         """What the driver does."""
         return Plan(
             seed=self.seed,
-            steps=self.steps if self.steps is not None else (2 if self.quick else 8),
+            steps=self.steps if self.steps is not None else (2 if self.quick else 6),
             max_staleness=self.max_staleness,
             stop_when_solved=not self.quick,
         )
