@@ -23,7 +23,7 @@ def test_a_new_demo_has_a_folder_and_topics_of_its_own(tmp_path: Path, monkeypat
     options = resolve(None)
     assert options.data_dir.parent == tmp_path / "demo"
     assert options.topic_prefix != resolve(tmp_path / "other").topic_prefix
-    assert (options.plan.steps, options.kind, options.plan.stop_when_solved) == (10, "shop", True)
+    assert (options.plan.steps, options.kind, options.plan.stop_when_solved) == (6, "shop", True)
     quick = resolve(tmp_path / "quick", quick=True)
     assert (quick.plan.steps, quick.kind, quick.plan.stop_when_solved) == (2, "letters", False)
 
