@@ -28,6 +28,10 @@ class PolicyVersion(WireModel):
         return cls(lineage=lineage, step=int(step))
 
 
+BASE_VERSION = PolicyVersion(lineage="base", step=0)
+"""The weights that an engine was started with; vLLM calls them `default`. Trainers never claim `base`."""
+
+
 class PolicyInterval(WireModel):
     """The versions that a call may have been sampled under; never too narrow."""
 

@@ -9,10 +9,7 @@ settled at dispatch.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schemas.policies import PolicyVersion
-
-BASE_VERSION = PolicyVersion(lineage="base", step=0)
-"""What an engine runs that weight-sync has not touched yet (vLLM says `default`)."""
+from schemas.policies import BASE_VERSION, PolicyVersion
 
 Phase = Literal["pending", "settled"]
 

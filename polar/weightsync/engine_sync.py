@@ -19,14 +19,11 @@ from polar.weightsync.engine_client import EngineClient, EngineDownError
 from polar.weightsync.gateways import Gateways
 from schemas.base import canonical_json, digest
 from schemas.engines import EngineState
-from schemas.policies import Canary, PolicyPublished, PolicyVersion
+from schemas.policies import BASE_VERSION, Canary, PolicyPublished, PolicyVersion
 
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[EngineState], Awaitable[None]]
-
-BASE_VERSION = PolicyVersion(lineage="base", step=0)
-"""The weights an engine was started with; vLLM calls them `default`. Gateways use the same name."""
 
 
 class CanaryError(EngineError):

@@ -16,12 +16,12 @@ from polar.core.dialects.chat_answer import AnswerError, Captured, CapturedChoic
 from polar.core.dialects.chat_stream import ChatStream
 from polar.core.recording import Dispatched, SessionHistory, build_records, common_prefix
 from polar.core.session_keys import SessionClaims
-from polar.gateway.versions import BASE_VERSION, EngineVersions, parse_weight_version
+from polar.gateway.versions import EngineVersions, parse_weight_version
 from schemas.base import canonical_json, digest, encode
 from schemas.calls import CallRecord, Delivery
 from schemas.codec import decode
 from schemas.columns import TokenColumn
-from schemas.policies import PolicyVersion
+from schemas.policies import BASE_VERSION, PolicyVersion
 from schemas.tasks import SamplingSpec
 from schemas.topics import CALLS
 
