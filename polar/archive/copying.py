@@ -4,8 +4,6 @@ Keys decide the new partitions, and records of one key keep their order, since a
 lie on one partition of the archive. Offsets change; nothing that digests cover holds one.
 """
 
-import asyncio
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from polar.kafka.records import RawRecord
 from polar.kafka.topics import ensure_topics
 from polar.kafka.writer import LogWriter
 from polar.settings import LogSettings
-from schemas.topics import TopicSpec
 
 _IN_FLIGHT = 500
 
@@ -32,15 +29,10 @@ async def copy_into_topics(folder: Path, settings: LogSettings, *, told: Told) -
             records = read_raw(folder, topic)
             count = 0
             while chunk := list(islice(records, _IN_FLIGHT)):
-                # The writer keeps the order of calls; gather begins them in order.
-                await asyncio.gather(*_writes(writer, topic, iter(chunk)))
+                await writer.write_many_raw(topic, [_as_written(record) for record in chunk])
                 count += len(chunk)
             told(topic.suffix, count)
 
 
-def _writes(
-    writer: LogWriter, topic: TopicSpec, records: Iterator[RawRecord]
-) -> Iterator[asyncio.Task[object]]:
-    for record in records:
-        headers = {name: value.encode() for name, value in record.headers.items()}
-        yield asyncio.ensure_future(writer.write_raw(topic, record.key, record.value, headers))
+def _as_written(record: RawRecord) -> tuple[bytes | None, bytes | None, dict[str, bytes]]:
+    return record.key, record.value, {name: value.encode() for name, value in record.headers.items()}

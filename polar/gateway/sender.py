@@ -13,16 +13,15 @@ before a crash and not yet dropped is sent again: consumers know duplicates by t
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from polar.core.stage import Emit, Partition
+from polar.core.stage import Partition
 from polar.errors import LogError, LogUnavailableError, RecordTooLargeError
 from polar.gateway.spool import Spool, SpooledRecord
 from schemas.base import Event
-from schemas.codec import decode
-from schemas.topics import CALLS
+from schemas.topics import CALLS, TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +36,10 @@ class Writer(Protocol):
     async def write(self, event: Event) -> tuple[Partition, int]:
         """Write one event; returns its coordinates once it is acknowledged."""
 
-    async def write_many(self, events: Sequence[Emit]) -> list[tuple[Partition, int]]:
-        """Write events in order; returns when all are acknowledged."""
+    async def write_many_raw(
+        self, topic: TopicSpec, records: Sequence[tuple[bytes | None, bytes | None, Mapping[str, bytes]]]
+    ) -> list[tuple[Partition, int]]:
+        """Write (key, value, headers) in order; returns when all are acknowledged."""
 
 
 WriterFactory = Callable[[], AbstractAsyncContextManager[Writer]]
@@ -127,7 +128,7 @@ class SpoolSender:
             await self._work.wait()
             return
         try:
-            await writer.write_many([Emit(decode(record.data, CALLS)) for record in batch])
+            await _write(writer, batch)
         except RecordTooLargeError:
             await self._send_singly(writer, batch)
         self.trouble = ""
@@ -142,7 +143,7 @@ class SpoolSender:
     async def _send_singly(self, writer: Writer, batch: list[SpooledRecord]) -> None:
         for record in batch:
             try:
-                await writer.write(decode(record.data, CALLS))
+                await _write(writer, [record])
             except RecordTooLargeError:
                 self.refused += 1
                 logger.exception(
@@ -159,6 +160,11 @@ class SpoolSender:
             await asyncio.shield(self._syncing)
         finally:
             self._syncing = None
+
+
+async def _write(writer: Writer, records: Sequence[SpooledRecord]) -> None:
+    """The spooled bytes are the values on the log: nothing is decoded on the way."""
+    await writer.write_many_raw(CALLS, [(record.session_id.encode(), record.data, {}) for record in records])
 
 
 def _until_border(records: list[SpooledRecord]) -> list[SpooledRecord]:

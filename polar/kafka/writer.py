@@ -52,6 +52,8 @@ _MAX_REMEMBERED = 20_000
 """Interrupted sends whose fate is kept for a second attempt; about 200 bytes each."""
 
 Headers = tuple[tuple[str, bytes], ...]
+Record = tuple[TopicSpec, bytes | None, bytes | None, Headers]
+"""Topic, key, value, headers."""
 
 
 def record_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> int:
@@ -130,13 +132,24 @@ class LogWriter:
         Raises like `write`. After LogUnavailableError the same call may be repeated: what was
         acknowledged or is under way is not sent again. Sizes are checked before the first send.
         """
-        records = []
+        records: list[Record] = []
         for emit in events:
             topic = TOPIC_OF[type(emit.event)]
             headers = tuple((k, v.encode()) for k, v in emit.headers.items())
-            record = (topic, topic.key_of(emit.event).encode(), encode(emit.event), headers)
+            records.append((topic, topic.key_of(emit.event).encode(), encode(emit.event), headers))
+        return await self._write_all(records)
+
+    async def write_many_raw(
+        self, topic: TopicSpec, records: Sequence[tuple[bytes | None, bytes | None, Mapping[str, bytes]]]
+    ) -> list[tuple[Partition, int]]:
+        """Write (key, value, headers) as they are; else like `write_many`."""
+        return await self._write_all(
+            [(topic, key, value, tuple(headers.items())) for key, value, headers in records]
+        )
+
+    async def _write_all(self, records: Sequence[Record]) -> list[tuple[Partition, int]]:
+        for record in records:
             _check_size(*record)
-            records.append(record)
         sends: list[asyncio.Future[Any]] = []
         try:
             for record in records:
@@ -144,22 +157,16 @@ class LogWriter:
                 sends.append(future)
             return [self._position(await self._settle(future)) for future in sends]
         except BaseException:
-            for (topic, key, value, headers), future in zip(records, sends, strict=False):
-                self._remember(_identity(topic, key, value, headers), future)
+            for record, future in zip(records, sends, strict=False):
+                self._remember(_identity(*record), future)
             raise
 
     async def write_raw(
         self, topic: TopicSpec, key: bytes | None, value: bytes | None, headers: Mapping[str, bytes] = {}
     ) -> tuple[Partition, int]:
         """Write bytes as they are; else like `write`."""
-        record = (topic, key, value, tuple(headers.items()))
-        _check_size(*record)
-        future = await self._begin(*record)
-        try:
-            return self._position(await self._settle(future))
-        except BaseException:
-            self._remember(_identity(*record), future)
-            raise
+        (position,) = await self.write_many_raw(topic, [(key, value, headers)])
+        return position
 
     async def write_dead_letter(self, letter: DeadLetter, key: bytes | None, value: bytes | None) -> None:
         """List a record among the dead letters, raw and with its coordinates.

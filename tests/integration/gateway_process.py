@@ -2,15 +2,16 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from polar.core.stage import Emit, Partition
+from polar.core.stage import Partition
 from polar.gateway.app import serve
 from polar.settings import GatewaySettings, LogSettings
-from schemas.base import Event, encode
+from schemas.base import Event
 from schemas.nodes import GatewayHeartbeat
+from schemas.topics import TopicSpec
 
 
 class FileLog:
@@ -26,14 +27,16 @@ class FileLog:
         return
 
     async def write(self, event: Event) -> tuple[Partition, int]:
-        return (await self.write_many([Emit(event)]))[0]
+        assert isinstance(event, GatewayHeartbeat)
+        return Partition("nodes.v1", 0), 0
 
-    async def write_many(self, events: Sequence[Emit]) -> list[tuple[Partition, int]]:
-        kept = [encode(emit.event) + b"\n" for emit in events if not isinstance(emit.event, GatewayHeartbeat)]
+    async def write_many_raw(
+        self, topic: TopicSpec, records: Sequence[tuple[bytes | None, bytes | None, Mapping[str, bytes]]]
+    ) -> list[tuple[Partition, int]]:
         with self._path.open("ab") as file:
-            file.write(b"".join(kept))
+            file.write(b"".join((value or b"") + b"\n" for _, value, _ in records))
         await asyncio.sleep(0.02)
-        return [(Partition("calls.v1", 0), 0) for _ in events]
+        return [(Partition(topic.suffix, 0), 0) for _ in records]
 
 
 def main(folder: str, port: str, engine: str) -> None:

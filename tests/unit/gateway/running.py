@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +12,7 @@ import aiohttp
 import uvicorn
 
 from polar.core.session_keys import SessionClaims, admin_token, mint
-from polar.core.stage import Emit, Partition
+from polar.core.stage import Partition
 from polar.errors import LogUnavailableError
 from polar.gateway.app import create_app
 from polar.gateway.parts import Parts, running_parts
@@ -20,8 +20,10 @@ from polar.kafka.writer import LogWriter
 from polar.settings import GatewaySettings, LogSettings
 from schemas.base import Event
 from schemas.calls import CallRecord, SessionOpened, SessionSealed
+from schemas.codec import decode
 from schemas.nodes import GatewayHeartbeat
 from schemas.tasks import SamplingSpec
+from schemas.topics import TopicSpec
 
 SECRET = b"0" * 64
 SESSION = "task/0/0/1"
@@ -47,18 +49,20 @@ class FakeLog:
     async def write(self, event: Event) -> tuple[Partition, int]:
         if self.down:
             raise LogUnavailableError("no broker")
-        if isinstance(event, GatewayHeartbeat):
-            self.heartbeats.append(event)
-        else:
-            self.events.append(event)
-        return Partition("calls.v1", 0), len(self.events)
+        assert isinstance(event, GatewayHeartbeat)
+        self.heartbeats.append(event)
+        return Partition("nodes.v1", 0), len(self.heartbeats)
 
-    async def write_many(self, events: Sequence[Emit]) -> list[tuple[Partition, int]]:
+    async def write_many_raw(
+        self, topic: TopicSpec, records: Sequence[tuple[bytes | None, bytes | None, Mapping[str, bytes]]]
+    ) -> list[tuple[Partition, int]]:
         await self.gate.wait()
         if self.down:
             raise LogUnavailableError("no broker")
-        self.batches.append([emit.event for emit in events])
-        self.events += [emit.event for emit in events]
+        events = [decode(value, topic) for _, value, _ in records]
+        assert [key for key, _, _ in records] == [topic.key_of(event).encode() for event in events]
+        self.batches.append(events)
+        self.events += events
         return [(Partition("calls.v1", 0), 0) for _ in events]
 
     def calls(self, session_id: str = SESSION) -> list[CallRecord]:
