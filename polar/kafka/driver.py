@@ -30,6 +30,7 @@ from polar.core.open_keys import TooManyOpenKeysError
 from polar.core.stage import DeadLettered, Output, Partition, StageCore
 from polar.errors import LogUnavailableError, PolarError, SettingsError
 from polar.kafka.clients import from_kafka, partition_count, to_kafka
+from polar.kafka.outages import through_outages
 from polar.kafka.outputs import OutputPublisher
 from polar.kafka.reader import SPECS, offset_ranges
 from polar.kafka.records import RawRecord, decode_record, raw_record
@@ -153,11 +154,7 @@ class Stage:
                 self.core.on_revoked(gone)
 
     async def _ranges(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-        while True:
-            try:
-                return await offset_ranges(self.settings, partitions)
-            except LogUnavailableError as error:
-                logger.warning("waiting for the log: %s", error)
+        return await through_outages(lambda: offset_ranges(self.settings, partitions))
 
     async def _start_of(self, partition: Partition, tp: TopicPartition, first: int, end: int) -> int:
         if partition.topic in self._from_beginning:

@@ -1,12 +1,12 @@
 """What a core returned → the log, in order and acknowledged."""
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from polar.core.stage import DeadLettered, Emit, Output, Partition
-from polar.errors import LogUnavailableError, RecordTooLargeError
+from polar.errors import RecordTooLargeError
+from polar.kafka.outages import through_outages
 from polar.kafka.records import RawRecord
 from polar.kafka.writer import LogWriter
 from schemas.base import encode
@@ -14,8 +14,6 @@ from schemas.dead_letters import DeadLetter
 from schemas.topics import TOPIC_OF
 
 logger = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 1.0
 
 
 class OutputPublisher:
@@ -57,30 +55,17 @@ class OutputPublisher:
             "dead letter %s: %s/%d@%d %s",
             reason, raw.partition.topic, raw.partition.number, raw.offset, detail,
         )  # fmt: skip
-        while True:
-            try:
-                await self._writer.write_dead_letter(letter, raw.key, raw.value)
-            except LogUnavailableError as error:
-                logger.warning("waiting for the log: %s", error)
-                await asyncio.sleep(_RETRY_SECONDS)
-            else:
-                return
+        await through_outages(lambda: self._writer.write_dead_letter(letter, raw.key, raw.value))
 
     async def _emit(self, emits: Sequence[Emit]) -> None:
         if not emits:
             return
-        while True:
-            try:
-                await self._writer.write_many(emits)
-            except LogUnavailableError as error:
-                logger.warning("waiting for the log: %s", error)
-                await asyncio.sleep(_RETRY_SECONDS)
-            except RecordTooLargeError as error:
-                await self._emit_singly(emits, error)
-                return
-            else:
-                self._counts["outputs"] += len(emits)
-                return
+        try:
+            await through_outages(lambda: self._writer.write_many(emits))
+        except RecordTooLargeError as error:
+            await self._emit_singly(emits, error)
+        else:
+            self._counts["outputs"] += len(emits)
 
     async def _emit_singly(self, emits: Sequence[Emit], error: RecordTooLargeError) -> None:
         """One output is over its topic's limit: the others still leave, it is listed with the reason."""

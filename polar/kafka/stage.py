@@ -15,9 +15,9 @@ from faststream.kafka import KafkaBroker
 from faststream.kafka.message import FAKE_CONSUMER, KafkaMessage
 
 from polar.core.stage import StageCore
-from polar.errors import LogUnavailableError
 from polar.kafka.clients import RETRY_SECONDS, bootstrap_servers, subscriber_options
 from polar.kafka.driver import MAX_BATCH_RECORDS, Stage, StageFailedError
+from polar.kafka.outages import through_outages
 from polar.kafka.topics import missing_topics
 from polar.kafka.writer import LogWriter
 from polar.settings import LogSettings
@@ -137,11 +137,7 @@ async def run_stage(app: FastStream) -> None:
 async def _wait_for_topics(settings: LogSettings, topics: Sequence[TopicSpec]) -> None:
     """Until the broker answers and the topics are there. Raises SettingsError on a wrong partition count."""
     while True:
-        try:
-            missing = await missing_topics(settings, topics)
-        except LogUnavailableError as error:
-            logger.warning("waiting for the log: %s", error)
-            continue
+        missing = await through_outages(lambda: missing_topics(settings, topics))
         if not missing:
             return
         logger.warning("waiting for topics to be created: %s", ", ".join(missing))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from polar.core.stage import Emit, LogRecord, Partition
 from polar.errors import LogUnavailableError
+from polar.kafka.outages import through_outages
 from polar.kafka.reader import end_offsets, follow, read_all
 from polar.kafka.writer import LogWriter
 from polar.rewards.program import RewardProgram, load_programs
@@ -30,7 +31,6 @@ from schemas.trajectories import Trajectory
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 16
-_PAUSE_SECONDS = 1.0
 
 
 def run(paths: Sequence[str | Path], log: LogSettings | None = None) -> None:
@@ -146,14 +146,8 @@ class Scoring:
         except ValueError as invalid:
             await self._refuse(program, record, "reward_invalid", str(invalid))
             return
-        while rewards:
-            try:
-                await self._writer.write_many([Emit(event) for event in rewards])
-            except LogUnavailableError as outage:
-                logger.warning("rewards of %s are written again: %s", view.session_id, outage)
-                await asyncio.sleep(_PAUSE_SECONDS)
-            else:
-                return
+        if rewards:
+            await through_outages(lambda: self._writer.write_many([Emit(event) for event in rewards]))
 
     async def _refuse(self, program: RewardProgram, record: LogRecord, reason: str, detail: str) -> None:
         logger.warning("%s: %s has no score from it: %s %s", program.evaluator, record.key, reason, detail)

@@ -1,17 +1,11 @@
 """Events of a node on the log, whatever the broker does meanwhile."""
 
-import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 from polar.core.stage import Emit, Partition
-from polar.errors import LogUnavailableError
+from polar.kafka.outages import through_outages
 from schemas.base import Event
-
-logger = logging.getLogger(__name__)
-
-_PAUSE_SECONDS = 1.0
 
 
 class EventWriter(Protocol):
@@ -29,11 +23,5 @@ class Publisher:
 
     async def publish(self, *events: Event) -> None:
         """All are on the log afterwards. Raises RecordTooLargeError."""
-        while events:
-            try:
-                await self._writer.write_many([Emit(event) for event in events])
-            except LogUnavailableError as error:
-                logger.warning("%s is written again: %s", events[0].type, error)
-                await asyncio.sleep(_PAUSE_SECONDS)
-            else:
-                return
+        if events:
+            await through_outages(lambda: self._writer.write_many([Emit(event) for event in events]))

@@ -13,14 +13,14 @@ import contextlib
 import logging
 import secrets
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from polar.core.staleness import PolicyLineages
-from polar.errors import LogUnavailableError
+from polar.kafka.outages import through_outages
 from polar.kafka.reader import read_all
 from polar.kafka.writer import LogWriter
 from polar.settings import LogSettings, TrainerSettings
@@ -36,7 +36,6 @@ from schemas.topics import POLICIES
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_RETRY_SECONDS = 1.0
 
 
 async def serve(log: LogSettings, settings: TrainerSettings) -> None:
@@ -87,7 +86,7 @@ class _Trainer:
         self, backend: MegatronBackend, writer: LogWriter, checkpoint: Checkpoint | None
     ) -> None:
         """Finish an interrupted publication, then claim a lineage and publish its first version."""
-        for record in await _through_outages(lambda: read_all(self._log, POLICIES)):
+        for record in await through_outages(lambda: read_all(self._log, POLICIES)):
             if isinstance(record.event, PolicyPublished) and record.event.policy == self._settings.policy:
                 self._remember(record.event)
         last = None
@@ -184,7 +183,7 @@ class _Trainer:
         return event.model_copy(update=updates)
 
     async def _publish(self, writer: LogWriter, event: PolicyPublished) -> None:
-        await _through_outages(lambda: writer.write(event))
+        await through_outages(lambda: writer.write(event))
         logger.info("published policy_version %s, weights %s", event.version, event.weights_path)
         self._remember(event)
         await self._in_thread(partial(self._folders.prune, self._history))
@@ -195,16 +194,6 @@ class _Trainer:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-
-async def _through_outages(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeat what is safe to repeat until the broker answers."""
-    while True:
-        try:
-            return await attempt()
-        except LogUnavailableError as error:
-            logger.warning("%s; trying on", error)
-            await asyncio.sleep(_RETRY_SECONDS)
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
 from polar.errors import LogUnavailableError, RecordTooLargeError
-from polar.kafka import driver, outputs
+from polar.kafka import driver, outages
 from polar.kafka.driver import Stage
 from polar.settings import LogSettings
 from schemas.base import encode
@@ -146,11 +146,11 @@ async def test_outputs_leave_in_order_and_only_then_offsets_are_committed(
     stage, writes = make(core)
     await stage.assigned(consumer, [tp(0)])
     writes.failures = [LogUnavailableError("down"), LogUnavailableError("down")]
-    outputs._RETRY_SECONDS, before = 0.0, outputs._RETRY_SECONDS
+    outages.PAUSE_SECONDS, before = 0.0, outages.PAUSE_SECONDS
     try:
         await stage.process(consumer.fetch([fetched(offset) for offset in range(5)]))
     finally:
-        outputs._RETRY_SECONDS = before
+        outages.PAUSE_SECONDS = before
     assert names(writes) == ["r0.0", "r0.1", "r0.2", "r0.3", "r0.4", "caught up 0"]
     assert consumer.commits == []
     await tick_once(stage)

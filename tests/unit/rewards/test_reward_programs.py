@@ -231,7 +231,7 @@ async def test_no_more_than_the_limit_are_scored_at_once() -> None:
 
 
 async def test_an_outage_delays_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polar.rewards.running._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("polar.kafka.outages.PAUSE_SECONDS", 0.0)
     writer = FakeWriter()
     writer.outages = 2
     await score(brevity, trajectory((None, 0, [], "a")), writer=writer)

@@ -83,7 +83,7 @@ def fake_log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
     log = FakeLog()
     monkeypatch.setattr(loop, "read_all", log.read_all)
     monkeypatch.setattr(loop, "LogWriter", log.writer)
-    monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("polar.kafka.outages.PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(batch_source, "follow", log.follow)
     monkeypatch.setattr(batch_source, "end_offsets", log.end_offsets)
     return log
