@@ -64,6 +64,9 @@ class ProcessSettings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     cache_dir: Path | None = None
     """Prepared models; default: `polar` in the user's cache directory."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0
+    """GET /metrics for Prometheus; 0: none. `polar up` counts up from it, one port a service."""
 
 
 BrokerKind = Literal["embedded", "kafka-home", "external"]

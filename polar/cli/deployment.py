@@ -114,6 +114,7 @@ def _defaults(ports: Mapping[str, int], *, broker: str, kafka_home: str, relay: 
 
 def _services(env: Mapping[str, str], ports: Mapping[str, int], *, relay: bool) -> tuple[ServiceSpec, ...]:
     polar = (sys.executable, "-m", "polar.cli.main")
+    services: list[ServiceSpec] = []
 
     def service(
         name: str,
@@ -123,13 +124,12 @@ def _services(env: Mapping[str, str], ports: Mapping[str, int], *, relay: bool) 
         return ServiceSpec(
             name,
             (*polar, name),
-            env,
+            _with_metrics_port(env, len(services)),
             needs=needs,
             is_ready=ready,
             one_shot=name == "topics",
         )
 
-    services = []
     if "broker" in ports:
         services.append(service("broker", ready=_listens(ports["broker"])))
     services.append(service("topics", *(["broker"] if "broker" in ports else [])))
@@ -147,17 +147,21 @@ def _services(env: Mapping[str, str], ports: Mapping[str, int], *, relay: bool) 
                 is_ready=_listens(ports["relay"]),
             )
         )
-    services += [
-        service("gateway", "topics", behind, ready=_answers(ports["gateway"], "/ready")),
-        service("scheduler", "topics", ready=_answers(ports["scheduler"], "/health")),
-        service("node", "topics"),
-        service("stitcher", "topics"),
-        service("grouper", "topics"),
-        service("packer", "topics"),
-        service("trainer", "topics"),
-        service("weight-sync", "topics", behind),
-    ]
+    services.append(service("gateway", "topics", behind, ready=_answers(ports["gateway"], "/ready")))
+    services.append(service("scheduler", "topics", ready=_answers(ports["scheduler"], "/health")))
+    services.append(service("node", "topics"))
+    services.append(service("stitcher", "topics"))
+    services.append(service("grouper", "topics"))
+    services.append(service("packer", "topics"))
+    services.append(service("trainer", "topics"))
+    services.append(service("weight-sync", "topics", behind))
     return tuple(services)
+
+
+def _with_metrics_port(env: Mapping[str, str], ordinal: int) -> Mapping[str, str]:
+    """The environment with a port for /metrics of its own, where metrics are asked for."""
+    first = int(env.get("POLAR_METRICS_PORT") or 0)
+    return {**env, "POLAR_METRICS_PORT": str(first + ordinal)} if first else env
 
 
 def _listens(port: int) -> Probe:

@@ -54,15 +54,16 @@ class Service:
         """The typer command."""
 
         def run() -> None:
+            from polar.settings import ProcessSettings
             from polar.telemetry.logs import configure
+            from polar.telemetry.metrics import serve_metrics
 
             settings = [kind() for kind in self.settings]
             configure(self.name)
+            serve_metrics(self.name, ProcessSettings())
             start = self.load()
             if self.is_stream:
-                from polar.kafka.stage import run_stage
-
-                run_service(run_stage(start(*settings)))
+                run_service(_run_stage(start(*settings)))
                 return
             result = start(*settings)
             if inspect.isawaitable(result):
@@ -70,6 +71,14 @@ class Service:
 
         run.__name__ = self.name.replace("-", "_")
         return run
+
+
+async def _run_stage(app: Any) -> None:
+    from polar.kafka.stage import run_stage
+    from polar.telemetry.metrics import expose
+
+    expose(app.stage.metrics)
+    await run_stage(app)
 
 
 async def _as_coroutine(awaitable: Any) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from polar.core.advantages import AdvantageRule
 from polar.core.grouping import GroupState, SealReason
+from polar.core.metrics import Metrics
 from polar.core.open_keys import OpenKeys
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
 from schemas.group_events import GroupMembersFixed, GroupOpened, GroupSealed
@@ -174,7 +175,7 @@ class GrouperCore:
         """Never above the first record of an open group, nor of one that waits."""
         return self._keys.commit_offsets()
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Metrics:
         """Open groups, sealed and not emitted, records held, and counters since the start."""
         return {
             "open_groups": len(self._groups),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from polar.core.batching import BatchMismatchError, BatchRule, choose, make_batch, rebuild_batch
 from polar.core.grouper_stage import SEAL_OFFSET, SEAL_PARTITION
+from polar.core.metrics import Metrics
 from polar.core.open_keys import OpenKeys
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
 from polar.core.staleness import PolicyLineages
@@ -142,7 +143,7 @@ class PackerCore:
             offsets[_BATCHES] = min(held)
         return offsets
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Metrics:
         """Groups in the pool, incomplete batches, and counters since the start."""
         return {
             "pool_groups": len(self._pool),

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from polar.core.finished_tasks import FinishedTasks
 from polar.core.fleet import Fleet, NodePresence, best_node, free_slots
 from polar.core.lifecycle import IllegalTransitionError, LifecycleEvent, SessionState
+from polar.core.metrics import Metrics
 from polar.core.open_keys import OpenKeys
 from polar.core.ready_planner import Demand, ReadyPlanner
 from polar.core.scheduling_state import SchedulingLimits, Session, Task
@@ -153,7 +154,7 @@ class SchedulerCore:
             if partition.topic in _COMMITTED
         }
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Metrics:
         """See StageCore."""
         heartbeats = [
             node.heartbeat for node in self.fleet.nodes.values() if node.heartbeat and node.is_confirmed

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from polar.core.metrics import Metrics
 from schemas.base import Event
 
 
@@ -77,5 +78,5 @@ class StageCore(Protocol):
         """Next offset to read per partition after a restart: never above the opening record
         of an open key. Partitions left out are not committed."""
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Metrics:
         """Gauges of the core: open keys, held records, duplicates, late records …"""

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 from polar.core.call_usability import UsabilityRules
+from polar.core.metrics import Metrics
 from polar.core.open_keys import OpenKeys
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
 from polar.core.stitching import SessionLog
@@ -104,7 +105,7 @@ class StitcherCore:
         """Never above the SessionOpened of an open session."""
         return self._keys.commit_offsets()
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Metrics:
         """Open sessions, records held for them, and counters since the start."""
         held = sum(len(log.records) for log in self._logs.values())
         return {"open_sessions": len(self._logs), "held_calls": held, **self._counts}

@@ -34,6 +34,7 @@ from polar.gateway.sender import WriterFactory
 from polar.kafka.writer import LogWriter
 from polar.secret import load_secret
 from polar.settings import GatewaySettings, LogSettings
+from polar.telemetry.metrics import expose
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ async def serve(
             )
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        expose(parts.metrics)
         logger.info("gateway %s serves %s", settings.id, parts.url)
         with _stopped_by_signals(server):
             await asyncio.wait({serving, *parts.background}, return_when=asyncio.FIRST_COMPLETED)

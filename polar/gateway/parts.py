@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from polar.core.metrics import Metrics
 from polar.errors import LogError, SettingsError
 from polar.gateway.engine import new_http_session
 from polar.gateway.engines import EnginePool
@@ -52,6 +53,19 @@ class Parts:
     def url(self) -> str:
         """Where nodes and harnesses reach it."""
         return self.settings.public_url or f"http://{self.settings.host}:{self.settings.port}"
+
+    def metrics(self) -> Metrics:
+        """See polar.core.metrics."""
+        return {
+            "open_sessions": self.spool.count_open(),
+            "calls_in_flight": self.sessions.num_in_flight,
+            "spool_records": self.spool.num_records,
+            "spool_bytes": self.spool.size_bytes,
+            "refused_records_total": self.sender.refused,
+            "is_ready": self.trouble is None,
+            "records_by_fate_total": self.recorder.counters,
+            "refusals_by_status_total": {str(status): n for status, n in self.proxy.refusals.items()},
+        }
 
     @property
     def trouble(self) -> tuple[str, str] | None:

@@ -19,13 +19,14 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from polar.core.metrics import Metrics
 from polar.core.open_keys import TooManyOpenKeysError
 from polar.core.stage import DeadLettered, Output, Partition, StageCore
 from polar.errors import LogUnavailableError, PolarError, SettingsError
@@ -101,8 +102,8 @@ class Stage:
             lags[partition] = max(0, (end or 0) - following)
         return lags
 
-    def metrics(self) -> Mapping[str, float]:
-        """Counters of the shell, gauges of the core, lag: names without labels."""
+    def metrics(self) -> Metrics:
+        """Counters of the shell, gauges of the core, lag: see polar.core.metrics."""
         try:
             lag = sum(self.lag().values())
         except (AssertionError, IllegalStateError):  # in the middle of a rebalance
