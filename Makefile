@@ -45,7 +45,7 @@ check: $(INSTALLED) ## ruff, mypy, import rules
 up: $(INSTALLED) ## every service on this machine, with the embedded broker (UP_ARGS="--help")
 	@$(BIN)/polar up $(UP_ARGS)
 
-bench: $(INSTALLED) ## run the benchmarks; each prints one JSON line and records it in bench/results
+bench: $(INSTALLED) ## run the benchmarks; each prints its figures, one JSON object last, and records them in bench/results
 	@for program in bench/bench_*.py; do $(BIN)/python -m "bench.$$(basename "$$program" .py)" || exit 1; done
 
 schemas: $(INSTALLED) ## write schemas/generated from the models

@@ -6,11 +6,13 @@ a turn of a coding agent.
 
 import json
 import random
+import sys
+from collections.abc import Sequence
 
 import zstandard
 from pydantic import BaseModel
 
-from bench.record import median_seconds, record
+from bench.record import median_seconds, parser, record
 from schemas.base import encode
 from schemas.calls import CallRecord, Delivery, MessagesDelta, PromptDelta, ToolsDelta
 from schemas.codec import decode
@@ -77,8 +79,9 @@ def call_record() -> CallRecord:
     )
 
 
-def main() -> None:
-    """Measure and record."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and record; `argv` without the program's name."""
+    options = parser("codec", __doc__).parse_args(argv)
     ids, logprobs = numbers(NUM_COLUMN_TOKENS)
     packed = Columns(ids=TokenColumn(ids), logprobs=FloatColumn(logprobs))
     lists = Lists(ids=ids, logprobs=logprobs)
@@ -101,8 +104,10 @@ def main() -> None:
             "call_decode_ms": 1e3 * median_seconds(lambda: decode(written, CALLS)),
             "json_loads_of_the_same_call_ms": 1e3 * median_seconds(lambda: json.loads(written)),
         },
+        only_json=options.json,
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

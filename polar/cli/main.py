@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from polar.cli import (
     archive,
+    bench,
     demo,
     doctor,
     replay,
@@ -39,6 +40,11 @@ _FOR_PEOPLE: tuple[Callable[..., int | None], ...] = (
 )  # fmt: skip
 for _command in _FOR_PEOPLE:
     app.command(rich_help_panel=_PEOPLE)(exiting(_command))
+# Options behind the benchmark's name are the benchmark's.
+app.command(
+    rich_help_panel=_PEOPLE,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)(exiting(bench.bench))
 app.command(rich_help_panel=_SERVICES)(topics.topics)
 app.command(rich_help_panel=_SERVICES)(exiting(trainer.trainer))
 for _service in services.SERVICES:
