@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from schemas.tasks import Estimator
+
 
 def _config(prefix: str) -> SettingsConfigDict:
     return SettingsConfigDict(env_prefix=prefix, extra="ignore", frozen=True, use_attribute_docstrings=True)
@@ -161,8 +163,8 @@ class StreamSettings(BaseSettings):
     max_open_groups: int = 5000
     session_idle_seconds: float = 3600.0
     """A session without a record for so long is given up."""
-    estimator: Literal["group_mean_std", "group_mean", "leave_one_out"] = "group_mean_std"
-    """How scores of a group become advantages."""
+    estimator: Estimator = "group_mean_std"
+    """How scores of a group become advantages, where its task does not say (`reward.estimator`)."""
 
 
 class PackerSettings(BaseSettings):

@@ -81,7 +81,7 @@ class PackedRow(Event):
     weights: FloatColumn
     """[n] share of the token in the loss: 1 / live_rollouts / trained tokens of its rollout."""
     advantages: FloatColumn
-    """[n] advantage of its rollout."""
+    """[n] advantage of its rollout, plus the credit of its call."""
     call_ordinals: TokenColumn
     """[n] index into `call_ids`."""
     call_indexes: TokenColumn

@@ -22,6 +22,7 @@ class ScoredMember(WireModel):
     trained_tokens: int
     """Occurrences of this rollout that a batch trains."""
     rewards: dict[str, float] = {}
+    """Rewards of the whole session that counted, by name."""
 
 
 class ScoredGroup(Event):
@@ -39,6 +40,8 @@ class ScoredGroup(Event):
     calls: tuple[StitchedCall, ...]
     """Members in order, their calls by seq; `session_id` tells the rollout."""
     members: tuple[ScoredMember, ...]
+    call_credits: dict[str, float] = {}
+    """call_id → what rewards for this call add to its rollout's advantage; empty unless live."""
     oldest_version: PolicyVersion | None = None
     """Lowest `policy.first` over trained calls, for staleness; none without trained calls."""
     listed: tuple[ListedItem, ...] = ()

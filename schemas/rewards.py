@@ -24,7 +24,7 @@ class Reward(Event):
     session_id: str
     group_id: str
     call_ids: tuple[str, ...] = ()
-    """Empty: the whole session."""
+    """Empty: the whole session. The reward counts once for each of these calls."""
     name: str
     value: float
     evaluator: str

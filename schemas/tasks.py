@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from schemas.base import Event, WireModel
 from schemas.ids import TASK_ID_PATTERN
 
+Estimator = Literal["group_mean_std", "group_mean", "leave_one_out", "leave_one_out_std", "max_rl"]
+"""How the scores of a group become advantages; polar.core.advantages has the formulas."""
+
 
 class SamplingSpec(WireModel):
     """The sampling distribution of a trainable session; the gateway forces it."""
@@ -69,12 +72,32 @@ class RewardSpec(WireModel):
     """Reward names without which a completed session has no score."""
     optional: tuple[str, ...] = ()
     """Names that count when they arrive before `timeout_seconds`."""
-    weights: dict[str, float] = {}
+    per_call: tuple[str, ...] = ()
+    """Names of rewards for single calls. They are no part of the score: each adds to the advantage
+    of its own calls, against the mean of its name in the group."""
+    weights: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Weight of a name; 1.0 where none is given."""
+    estimator: Estimator | None = None
+    """How scores become advantages; none: as the grouper is set (POLAR_STREAM_ESTIMATOR)."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 300.0
     """Wait for rewards from the moment the group's members are fixed."""
-    timed_out_score: float | None = None
+    timed_out_score: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Score of a member that ran out of time; none excludes it from the group."""
+
+    @model_validator(mode="after")
+    def _one_meaning_a_name(self) -> Self:
+        names = (*self.required, *self.optional, *self.per_call)
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(
+                f"reward: {', '.join(sorted(twice))} stands twice: a name is required, optional or per_call"
+            )
+        unknown = set(self.weights) - set(names)
+        if unknown:
+            raise ValueError(
+                f"reward.weights: {', '.join(sorted(unknown))} is neither required, optional nor per_call"
+            )
+        return self
 
 
 class TimeoutSpec(WireModel):

@@ -93,11 +93,12 @@ class GrouperCore:
         waits: GrouperWaits | None = None,
         rule: AdvantageRule | None = None,
     ) -> None:
-        """`max_waiting`: records that may wait for their group to be opened."""
+        """`max_waiting`: records that may wait for their group to be opened. `rule`: for groups
+        whose task asks for no estimator."""
         self._max_open = max_open_groups
         self._max_waiting = max_waiting
         self._waits = waits or GrouperWaits()
-        self._rule = rule
+        self._rule = rule or AdvantageRule()
         self._keys = OpenKeys(2 * max_open_groups)
         self._groups: dict[str, _Group] = {}
         """Open groups in order of opening."""
@@ -337,7 +338,7 @@ class GrouperCore:
         if sealed is None:
             return []
         headers = {SEAL_PARTITION: str(group.number), SEAL_OFFSET: str(group.seal_offset)}
-        outputs: list[Output] = [Emit(group.state.score(sealed, self._rule), headers)]
+        outputs: list[Output] = [Emit(group.state.score(sealed, group.state.rule(self._rule)), headers)]
         fixed = group.state.fixed
         superseded = {item.id for item in fixed.superseded} if fixed is not None else set()
         known = {*sealed.trajectory_ids, *sealed.reward_ids, *map(trajectory_id, superseded)}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from polar.core.prefix_tree import Tokens, TreePaths, as_column
 from schemas.batches import Builder, PackedRow
 from schemas.columns import FloatColumn
-from schemas.groups import ScoredGroup, ScoredMember
+from schemas.groups import ScoredGroup
 from schemas.trees import ListedItem, StitchedCall
 
 ALGORITHM = "pack-1"
@@ -76,7 +76,7 @@ def pack(
             continue
         paths = TreePaths(group.tree)
         calls: list[_TrainedCall] = []
-        for member, call in _trained(group):
+        for advantage, call in _trained(group):
             indexes, cut = _occurrences(call, row_tokens)
             if cut:
                 detail = f"{cut} trained tokens at depth {row_tokens} or deeper"
@@ -87,7 +87,7 @@ def pack(
             counts[rollout] = counts.get(rollout, 0) + len(indexes)
             depth = call.prompt_tokens + int(indexes[-1]) + 1
             end = paths.ancestor(call.end_run, call.end_offset, depth)
-            calls.append(_TrainedCall(ordinal, rollout, call, member.advantage, indexes, end, depth))
+            calls.append(_TrainedCall(ordinal, rollout, call, advantage, indexes, end, depth))
             ordinal += 1
         unique += _covered_tokens(calls, paths)
         naive += sum(call.depth for call in calls)
@@ -113,11 +113,11 @@ def pack(
     )
 
 
-def _trained(group: ScoredGroup) -> list[tuple[ScoredMember, StitchedCall]]:
-    """The calls of scored members that are usable, in the group's order."""
-    scored = {member.session_id: member for member in group.members if member.excluded is None}
+def _trained(group: ScoredGroup) -> list[tuple[float, StitchedCall]]:
+    """(advantage, call) of the usable calls of scored members, in the group's order."""
+    scored = {member.session_id: member.advantage for member in group.members if member.excluded is None}
     return [
-        (scored[call.session_id], call)
+        (scored[call.session_id] + group.call_credits.get(call.call_id, 0.0), call)
         for call in group.calls
         if call.untrainable is None and call.session_id in scored
     ]

@@ -10,13 +10,13 @@ and the order of batches stay; scores, advantages and rows follow from the new r
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
-from polar.core.advantages import AdvantageRule, Estimator
+from polar.core.advantages import AdvantageRule
 from polar.core.batching import BatchMismatchError, remake_batch
 from polar.core.call_usability import UsabilityRules
-from polar.core.grouping import GroupState, counting_rewards
+from polar.core.grouping import GroupState
 from polar.core.stage import LogRecord
 from polar.core.stitching import SessionLog
 from schemas.base import digest, digest_of
@@ -26,6 +26,7 @@ from schemas.group_events import GroupMembersFixed, GroupOpened, GroupSealed
 from schemas.groups import ScoredGroup
 from schemas.policies import PolicyPublished
 from schemas.rewards import Reward
+from schemas.tasks import Estimator
 from schemas.trajectories import Trajectory
 
 Kind = Literal["trajectory", "group", "batch"]
@@ -214,8 +215,9 @@ def _score_groups(
             each: trajectories[each] for each in sealed.trajectory_ids if each in trajectories
         }
         state.rewards = (by_group if options.rewards is not None else recorded.rewards).get(group_id, {})
-        estimator = options.estimator or recorded.estimators.get(group_id, AdvantageRule().estimator)
-        rule = AdvantageRule(estimator=cast("Estimator", estimator))
+        rule = state.rule(AdvantageRule())
+        estimator = options.estimator or recorded.estimators.get(group_id, rule.estimator)
+        rule = replace(rule, estimator=cast("Estimator", estimator))
         groups[group_id] = state.score(_with_rewards(state, sealed, options), rule)
     return groups
 
@@ -224,10 +226,7 @@ def _with_rewards(state: GroupState, sealed: GroupSealed, options: ReplayOptions
     """The seal as recorded, or with the outside rewards in place of its own."""
     if options.rewards is None:
         return sealed
-    members = {member.session_id for member in state.members()}
-    counting = counting_rewards(state.opened.reward, state.rewards.values())
-    ids = sorted(reward.reward_id for (session_id, _), reward in counting.items() if session_id in members)
-    return sealed.model_copy(update={"reward_ids": tuple(ids)})
+    return sealed.model_copy(update={"reward_ids": state.counted_rewards()})
 
 
 def _replay_batch(

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.core.advantages import AdvantageRule, Estimator, advantages
+from polar.core.advantages import AdvantageRule, advantages, credits_of_calls
 from polar.core.packing import PackedBatch, pack
 from polar.core.prefix_tree import TreePaths
 from polar.core.stitching import stitch
 from schemas.base import encode
 from schemas.batches import Builder
 from schemas.groups import ScoredGroup
+from schemas.tasks import Estimator
 from tests.property.session_scripts import LAWS, scripts
 from tests.unit.core.occurrences import live_group, trained_in
 
@@ -134,22 +135,31 @@ def test_merging_computes_no_more_sequences_than_leaves(made: list[ScoredGroup])
 
 
 SCORES = st.lists(st.none() | st.floats(-5, 5), max_size=9)
-ESTIMATORS: list[Estimator] = ["group_mean_std", "group_mean", "leave_one_out"]
+CENTRED: list[Estimator] = ["group_mean_std", "group_mean", "leave_one_out", "max_rl"]
+ESTIMATORS: list[Estimator] = [*CENTRED, "leave_one_out_std"]
 
 
 @LAWS
 @given(SCORES, st.sampled_from(ESTIMATORS))
-def test_advantages_are_finite_centred_and_zero_outside_the_baseline(
+def test_advantages_are_finite_and_zero_outside_the_baseline(
     scores: list[float | None], estimator: Estimator
 ) -> None:
     values, status = advantages(scores, AdvantageRule(estimator))
     assert len(values) == len(scores)
     assert all(math.isfinite(value) for value in values)
     assert all(value == 0 for value, score in zip(values, scores, strict=True) if score is None)
-    assert sum(values) == pytest.approx(0, abs=1e-6)
     if status != "ok":
         assert set(values) <= {0.0}
-    else:
+
+
+@LAWS
+@given(SCORES, st.sampled_from(CENTRED))
+def test_advantages_are_centred_and_keep_the_order_of_scores(
+    scores: list[float | None], estimator: Estimator
+) -> None:
+    values, status = advantages(scores, AdvantageRule(estimator))
+    assert sum(values) == pytest.approx(0, abs=1e-6)
+    if status == "ok":
         scored = [(s, v) for s, v in zip(scores, values, strict=True) if s is not None]
         assert all(a[1] <= b[1] for a in scored for b in scored if a[0] <= b[0])
 
@@ -172,3 +182,53 @@ def test_leave_one_out_is_the_mean_of_the_others(scores: list[float]) -> None:
         for index, value in enumerate(values):
             others = scores[:index] + scores[index + 1 :]
             assert value == pytest.approx(scores[index] - sum(others) / len(others), abs=1e-9)
+
+
+@LAWS
+@given(
+    st.lists(st.floats(-5, 5), min_size=2, max_size=8),
+    st.floats(-3, 3),
+    st.sampled_from(["group_mean", "group_mean_std", "leave_one_out"]),
+)
+def test_a_bonus_for_everybody_changes_no_advantage(scores, bonus: float, estimator: Estimator) -> None:
+    here, status = advantages(scores, AdvantageRule(estimator, zero_variance_tol=1e-3))
+    there, shifted = advantages([s + bonus for s in scores], AdvantageRule(estimator, zero_variance_tol=1e-3))
+    if status == shifted:
+        assert here == pytest.approx(there, rel=1e-6, abs=1e-6)
+
+
+@LAWS
+@given(st.lists(st.lists(st.floats(-5, 5), max_size=4), max_size=5))
+def test_credits_of_calls_are_centred_over_rollouts(rollouts: list[list[float]]) -> None:
+    rewards = [
+        {f"{number}#{seq}": value for seq, value in enumerate(own)} for number, own in enumerate(rollouts)
+    ]
+    credit = credits_of_calls(rewards, AdvantageRule())
+    assert set(credit) <= {call for own in rewards for call in own}
+    means = [math.fsum(credit[call] for call in own) / len(own) for own in rewards if own and credit]
+    assert math.fsum(means) == pytest.approx(0, abs=1e-9)
+
+
+@LAWS
+@given(groups(), st.data())
+def test_credits_of_calls_change_advantages_and_nothing_else(
+    made: list[ScoredGroup], data: st.DataObject
+) -> None:
+    credited = [
+        group.model_copy(
+            update={
+                "call_credits": {
+                    call.call_id: data.draw(st.sampled_from([0.5, -1.0, 2.0]))
+                    for call in group.calls
+                    if data.draw(st.booleans())
+                }
+            }
+        )
+        for group in made
+    ]
+    credit = {call: value for group in credited for call, value in group.call_credits.items()}
+    before, after = packed(made, "prefix_merging", 16), packed(credited, "prefix_merging", 16)
+    for old, new in zip(before.rows, after.rows, strict=True):
+        assert new.model_copy(update={"advantages": old.advantages}) == old
+        for ordinal, was, now in zip(old.call_ordinals, old.advantages, new.advantages, strict=True):
+            assert now == was + credit.get(old.call_ids[ordinal], 0.0)

@@ -32,6 +32,7 @@ def trained_in(rows: Iterable[PackedRow]) -> Counter[Occurrence]:
 
 def live_group(*trajectories: Trajectory, group_id: str = "t") -> ScoredGroup:
     """A live group of these trajectories with advantages ±1 in turn, without any reward."""
+    from polar.core.advantages import AdvantageRule
     from polar.core.grouping import GroupState
     from schemas.group_events import GroupMember, GroupMembersFixed, GroupOpened
     from schemas.tasks import RewardSpec
@@ -42,7 +43,7 @@ def live_group(*trajectories: Trajectory, group_id: str = "t") -> ScoredGroup:
         GroupMembersFixed(group_id=group_id, members=members),
         {trajectory_id(t.session_id): t for t in trajectories},
     )
-    scored = state.score(state.seal("complete"))
+    scored = state.score(state.seal("complete"), AdvantageRule())
     return scored.model_copy(
         update={
             "live": True,
