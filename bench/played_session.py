@@ -16,6 +16,8 @@ from schemas.policies import PolicyInterval, PolicyVersion
 
 SIGMA = 0.5
 VOCABULARY = 151_669
+END_OF_TURN = VOCABULARY - 1
+"""Last id of every answer that is not lost, and of nothing else."""
 RETOKENISED = 0.05
 USER_TURN = 5
 THINKING = 0.4
@@ -60,7 +62,7 @@ class Source:
         return max(1, round(float(self.rng.lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA))))
 
     def ids(self, count: int) -> Tokens:
-        return self.rng.integers(0, VOCABULARY, count, dtype=np.int32)
+        return self.rng.integers(0, END_OF_TURN, count, dtype=np.int32)
 
     def text(self, tokens: int) -> str:
         size = tokens * CHARACTERS_A_TOKEN
@@ -73,6 +75,7 @@ class Source:
 
     def answer(self, mean: int) -> Turn:
         ids = self.ids(self.length(mean))
+        ids[-1] = END_OF_TURN
         thinking = int(len(ids) * THINKING)
         message = {
             "role": "assistant",
@@ -157,9 +160,9 @@ class PlayedSession:
             self._answered(chain.turns, chain.thread_id, chain.kind, lost, Delivery.CLIENT_ABORTED)
         self._answered(chain.turns, chain.thread_id, chain.kind, answer)
         is_retokenised = self.drift.random() < RETOKENISED
-        at, token = self.drift.random(), int(self.drift.integers(0, VOCABULARY))
-        if self.preset.drift and is_retokenised and len(answer.ids) > 1:
-            answer = answer.retokenised(int(at * (len(answer.ids) - 1)), token)
+        at, token = self.drift.random(), int(self.drift.integers(0, END_OF_TURN))
+        if self.preset.drift and is_retokenised and len(answer.ids) > 2:
+            answer = answer.retokenised(int(at * (len(answer.ids) - 2)), token)
         chain.turns = [*chain.turns, answer]
 
     def _observe(self, chain: _Chain) -> None:

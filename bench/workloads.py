@@ -13,7 +13,8 @@ API, pure and deterministic (equal arguments give equal records on every machine
 A preset's numbers are means in tokens; each length is drawn from a lognormal with that mean and
 SIGMA. Ids are uniform over the vocabulary, so members share tokens only where their prompts are
 equal: system and tools (all groups of a preset), the task (a group), a sub-agent's system. Every
-prompt is encoded against the earlier call of its session with the longest common prefix.
+prompt is encoded against the earlier call of its session with the longest common prefix. An answer
+ends with END_OF_TURN.
 
 What the presets leave open is fixed here: a compaction call is asked by 100 fixed tokens; a
 sub-agent's task and its report to the main chain are as long as an observation; a retried call's
