@@ -100,6 +100,9 @@ class GatewaySettings(BaseSettings):
     """Comma-separated base URLs of vLLM engines (without /v1); `id=url` names one."""
     model: str = "policy"
     """Served model name that the engines must offer."""
+    always_stream: bool = False
+    """Engines stream to the gateway even where the harness wants the whole answer at once: engines
+    parse tool calls differently in the two ways, and a harness may use both."""
     broker_grace_ms: int = 100
     """An answer waits so long for the broker, then for the spool's fsync."""
     spool_max_bytes: int = 1 << 30

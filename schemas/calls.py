@@ -112,6 +112,8 @@ class CallRecord(Event):
 
     messages: MessagesDelta
     tools: ToolsDelta
+    notes: tuple[str, ...] = ()
+    """What of the request the canonical form leaves out, in words."""
     answer: dict[str, Any] = {}
     """Assistant message as delivered to the harness."""
     model_asked: str = ""

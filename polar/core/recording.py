@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
-from polar.core.dialects.chat import ChatRequest
-from polar.core.dialects.chat_answer import Captured, CapturedChoice
+from polar.core.dialects.base import ModelRequest
+from polar.core.dialects.engine_answer import Captured, CapturedChoice
+from polar.core.dialects.engine_body import sampling_asked
 from schemas.base import canonical_json, digest, encode
 from schemas.calls import CallRecord, Delivery, MessagesDelta, PromptDelta, ToolsDelta, Usage
 from schemas.columns import FloatColumn, TokenColumn
@@ -39,7 +40,7 @@ class Dispatched:
     first_seq: int
     """seq of choice 0; choice i has first_seq + i."""
     open_calls: tuple[int, ...]
-    request: ChatRequest
+    request: ModelRequest
     sampling_used: dict[str, Any]
     trainable: bool
     engine_id: str
@@ -134,6 +135,10 @@ def build_records(
             session_id=call.session_id,
             group_id=call.group_id,
             seq=call.first_seq + index,
+            thread_id=call.request.thread_id,
+            native_ids=dict(call.request.native_ids),
+            dialect=call.request.dialect,
+            kind=call.request.kind,
             request_digest=call.request.digest,
             choice_index=index,
             open_calls=call.open_calls,
@@ -145,9 +150,10 @@ def build_records(
             engine_request_id=captured.engine_request_id,
             messages=history.messages(call.request.messages, encoded),
             tools=history.tools(call.request.tools),
+            notes=call.request.notes,
             answer=choice.message,
             model_asked=call.request.model,
-            sampling_asked=call.request.sampling_asked,
+            sampling_asked=sampling_asked(call.request.fields),
             sampling_used=call.sampling_used,
             finish_reason=choice.finish_reason,
             usage=_usage(captured, choice, alone=call.request.choices == 1),

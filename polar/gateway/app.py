@@ -2,8 +2,7 @@
 
 | route | for |
 |---|---|
-| POST /v1/chat/completions, /s/KEY/v1/chat/completions | harnesses |
-| GET /v1/models, /s/KEY/v1/models | harnesses |
+| model calls, model lists, token counts (polar.gateway.routes) | harnesses |
 | /admin/… | nodes, weight-sync (polar.gateway.admin) |
 | GET /health, /ready | supervisors: the process lives; it can serve (503 with the reason else) |
 
@@ -15,7 +14,6 @@ import contextlib
 import logging
 import signal
 import socket
-import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -28,8 +26,8 @@ from starlette.routing import Route
 from polar.errors import SettingsError
 from polar.gateway.admin import admin_routes
 from polar.gateway.parts import Parts, running_parts
-from polar.gateway.proxy import authenticate
 from polar.gateway.responses import HttpError
+from polar.gateway.routes import dialect_of, model_routes
 from polar.gateway.sender import WriterFactory
 from polar.kafka.writer import LogWriter
 from polar.secret import load_secret
@@ -41,20 +39,6 @@ logger = logging.getLogger(__name__)
 
 def create_app(parts: Parts, secret: bytes) -> Starlette:
     """The ASGI application over running parts."""
-    started = int(time.time())
-
-    async def models(request: Request) -> Response:
-        authenticate(
-            secret,
-            parts.settings.id,
-            dict(request.scope["headers"]),
-            request.path_params.get("key"),
-            time.time(),
-        )
-        model = {"id": parts.settings.model, "object": "model", "created": started, "owned_by": "polar"}
-        if (name := request.path_params.get("name")) is not None:
-            return JSONResponse(model | {"id": name})
-        return JSONResponse({"object": "list", "data": [model]})
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "alive", "gateway_id": parts.settings.id})
@@ -65,13 +49,7 @@ def create_app(parts: Parts, secret: bytes) -> Starlette:
             return JSONResponse({"ready": True})
         return JSONResponse({"ready": False, "reason": trouble[0], "detail": trouble[1]}, status_code=503)
 
-    routes: list[Route] = []
-    for prefix in ("", "/s/{key}"):
-        routes += [
-            Route(f"{prefix}/v1/chat/completions", parts.proxy, methods=["POST"]),
-            Route(f"{prefix}/v1/models", models, methods=["GET"]),
-            Route(f"{prefix}/v1/models/{{name:path}}", models, methods=["GET"]),
-        ]
+    routes = model_routes(parts.settings, secret, parts.proxy)
     routes += admin_routes(parts, secret)
     routes += [Route("/health", health), Route("/ready", ready)]
     app = Starlette(
@@ -153,16 +131,17 @@ def _listen(settings: GatewaySettings) -> socket.socket:
         ) from error
 
 
-def _http_error(_: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HttpError):
         raise error
-    return Response(error.body, error.status, {k.decode(): v.decode() for k, v in error.headers})
+    body = dialect_of(request.scope).error(error.api)
+    return Response(body, error.api.status, {k.decode(): v.decode() for k, v in error.headers})
 
 
-def _no_route(_: Request, error: Exception) -> Response:
+def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     return _http_error(
-        _,
+        request,
         HttpError(
             status,
             "this gateway serves POST /v1/chat/completions and GET /v1/models (also under /s/KEY)",
@@ -172,8 +151,9 @@ def _no_route(_: Request, error: Exception) -> Response:
     )
 
 
-def _fault(_: Request, error: Exception) -> Response:
+def _fault(request: Request, error: Exception) -> Response:
     logger.error("a request failed inside the gateway", exc_info=error)
     return _http_error(
-        _, HttpError(500, f"internal error ({type(error).__name__}); the log has more", kind="server_error")
+        request,
+        HttpError(500, f"internal error ({type(error).__name__}); the log has more", kind="server_error"),
     )

@@ -1,4 +1,4 @@
-"""HTTP client of one inference engine: three questions, one kind of call.
+"""HTTP client of one inference engine: four questions, one kind of call.
 
 Invariant: an error says how far the request came. Only a request that the engine cannot have
 begun, or whose pooled connection was closed before a byte of answer, is sent a second time.
@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from polar.core.dialects.chat_answer import AnswerError, load_json
+from polar.core.dialects.engine_answer import AnswerError, load_json
 from polar.errors import EngineError
 
 _CONNECT_SECONDS = 5.0
@@ -30,9 +30,10 @@ class EngineBrokenError(EngineError):
 class EngineStatusError(EngineError):
     """The engine answered a question with an error status."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, data: bytes) -> None:
         super().__init__(message)
         self.status = status
+        self.data = data
 
 
 def new_http_session() -> aiohttp.ClientSession:
@@ -90,6 +91,13 @@ class EngineClient:
                 return "default"
             raise
 
+    async def count_tokens(self, body: Mapping[str, Any]) -> int:
+        """Prompt tokens of a chat request. Raises EngineStatusError with the engine's answer."""
+        counted = (await self._ask("/tokenize", body)).get("count")
+        if not isinstance(counted, int):
+            raise EngineBrokenError(f"engine {self.engine_id} does not count tokens")
+        return counted
+
     async def is_healthy(self) -> bool:
         """Whether the engine says so."""
         try:
@@ -109,10 +117,12 @@ class EngineClient:
             # An idle connection that the engine closed at this moment: nothing was answered.
             return await self._http.post(self.url + _CHAT, data=data, headers=headers)
 
-    async def _ask(self, path: str) -> dict[str, Any]:
+    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         try:
-            async with self._http.get(
+            async with self._http.request(
+                "GET" if body is None else "POST",
                 self.url + path,
+                data=None if body is None else orjson.dumps(body),
                 headers={"X-Polar-Purpose": "probe"},
                 timeout=aiohttp.ClientTimeout(total=_QUESTION_SECONDS),
             ) as response:
@@ -121,7 +131,7 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineDownError(f"engine {self.engine_id} cannot be reached: {error!r}") from error
         if status != 200:
-            raise EngineStatusError(f"engine {self.engine_id} answers {status} to {path}", status)
+            raise EngineStatusError(f"engine {self.engine_id} answers {status} to {path}", status, data)
         try:
             answer = load_json(data)
         except AnswerError as error:

@@ -1,20 +1,27 @@
 """One dispatched call on its way through the engine and back.
 
 Invariant: whatever happens after dispatch, the call is recorded once, and the end of its
-answer (a whole body, or a stream's last chunk and `[DONE]`) is sent only after that.
+answer (a whole body, or the last events of a stream) is sent only after that.
 """
 
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
-from polar.core.dialects.chat_answer import AnswerError, Captured, capture_answer
-from polar.core.dialects.chat_stream import ChatStream, error_frame
-from polar.core.dialects.sse import SseDecoder, SseError
+from polar.core.dialects.base import ClientStream, Dialect
+from polar.core.dialects.engine_answer import (
+    MALFORMED,
+    AnswerError,
+    Captured,
+    malformed,
+    read_answer,
+)
+from polar.core.dialects.engine_stream import EngineStream
+from polar.core.dialects.sse import SseDecoder, SseError, SseEvent
 from polar.core.recording import Dispatched
 from polar.gateway.engine import EngineBrokenError, EngineDownError
 from polar.gateway.engines import EnginePool, EngineSlot
@@ -47,6 +54,7 @@ class Exchange:
         live: LiveSession,
         slot: EngineSlot,
         call: Dispatched,
+        dialect: Dialect,
         send: Send,
     ) -> None:
         self._engines = engines
@@ -54,9 +62,11 @@ class Exchange:
         self._live = live
         self._slot = slot
         self._call = call
+        self._dialect = dialect
         self._send = send
         self._mark = slot.versions.open()
-        self._stream: ChatStream | None = None
+        self._stream: EngineStream | None = None
+        self._client: ClientStream | None = None
         self._record_id: int | None = None
         self._started = False
         """The response's head is sent: from now on errors travel inside the stream."""
@@ -85,7 +95,7 @@ class Exchange:
         }
         try:
             async with self._slot.client.chat(body, headers) as response:
-                await self._answer(response)
+                await self._answer(response, streamed=bool(body["stream"]))
         except EngineDownError as error:
             self._slot.suspect("engine_down", str(error))
             await self._fail(unavailable(f"engine_down: {error}", "engine_down"))
@@ -94,36 +104,62 @@ class Exchange:
         except (AnswerError, SseError) as error:
             await self._fail(_bad_gateway(error, "engine_answer"))
 
-    async def _answer(self, response: aiohttp.ClientResponse) -> None:
+    async def _answer(self, response: aiohttp.ClientResponse, *, streamed: bool) -> None:
         if response.status != 200:
             data = await response.read()
             if response.status == 404:
                 self._slot.suspect("engine_serves_other_model", "the engine refused the policy's model name")
             await self._fail(refused_by_engine(response.status, data, response.headers.get("Retry-After")))
-        elif self._call.request.stream:
+        elif streamed:
             await self._pass_on(response)
         else:
-            captured, body = capture_answer(await response.read(), self._call.request)
-            await self._keep(captured)
-            await send_json(self._send, 200, body)
+            captured, answer = read_answer(await response.read(), self._call.request)
+            await self._deliver(captured, answer)
 
     async def _pass_on(self, response: aiohttp.ClientResponse) -> None:
-        """Chunks flow as they come; the end waits for the record."""
-        self._stream = stream = ChatStream(self._call.request)
+        """Events flow as they come, to a harness that wants them; the end waits for the record."""
+        request = self._call.request
+        self._stream = stream = EngineStream(request, request.choices)
+        if request.stream:
+            self._client = self._dialect.stream(request, stream.captured)
         decoder = SseDecoder()
         async for data in response.content.iter_any():
-            await self._write(b"".join([stream.on_data(event.data) for event in decoder.feed(data)]))
+            await self._write(self._converted(decoder.feed(data)))
             if stream.done or stream.error is not None:
                 break
-        await self._write(b"".join([stream.on_data(event.data) for event in decoder.finish()]))
+        await self._write(self._converted(decoder.finish()))
         if stream.error is not None:
             raise EngineBrokenError(f"engine {self._slot.engine_id} reports: {stream.error}")
         if not stream.is_whole:
             raise EngineBrokenError(f"engine {self._slot.engine_id} ended its stream too early")
-        await self._keep(stream.close())
-        await self._write(stream.ending)
-        await self._send({"type": "http.response.body", "body": b""})
+        if self._client is None:
+            await self._deliver(stream.captured, stream.whole_answer())
+        else:
+            await self._keep(stream.close())
+            await self._write(self._client.ending())
+            await self._send({"type": "http.response.body", "body": b""})
         await _drain(response)
+
+    def _converted(self, events: Sequence[SseEvent]) -> bytes:
+        """Bytes for the harness from the engine's events. Raises AnswerError."""
+        if self._stream is None:
+            return b""
+        chunks = [chunk for event in events if (chunk := self._stream.on_data(event.data)) is not None]
+        if self._client is None:
+            return b""
+        try:
+            return b"".join([self._client.on_chunk(chunk) for chunk in chunks])
+        except MALFORMED as error:
+            raise malformed(error) from error
+
+    async def _deliver(self, captured: Captured, answer: dict[str, Any]) -> None:
+        """Answer a harness that wants the whole at once."""
+        try:
+            body = self._dialect.answer(self._call.request, answer, captured)
+        except MALFORMED as error:
+            raise malformed(error) from error
+        await self._keep(captured)
+        await send_json(self._send, 200, body)
 
     async def _keep(self, captured: Captured) -> None:
         """A whole answer is here: record it and wait until the record is durable."""
@@ -132,16 +168,15 @@ class Exchange:
 
     async def _fail(self, error: HttpError) -> None:
         """Record the failure, then tell the harness."""
-        await self._recorder.durable(self._record(Delivery.UPSTREAM_ERROR, error.message))
+        await self._recorder.durable(self._record(Delivery.UPSTREAM_ERROR, error.api.message))
         await self._end_with(error)
 
     async def _end_with(self, error: HttpError) -> None:
-        if self._started:
-            # No [DONE] and no finish reason: nobody may take this for a whole answer.
-            body = error_frame(error.message, error.kind, error.code)
+        if self._started and self._client is not None:
+            body = self._client.failure(error.api)
             await self._send({"type": "http.response.body", "body": body})
         else:
-            await send_error(self._send, error)
+            await send_error(self._send, error, self._dialect)
 
     async def _write(self, data: bytes) -> None:
         if not data:

@@ -18,7 +18,7 @@ from polar.core.metrics import Metrics
 from polar.errors import LogError, SettingsError
 from polar.gateway.engine import new_http_session
 from polar.gateway.engines import EnginePool
-from polar.gateway.proxy import ChatProxy
+from polar.gateway.proxy import ModelProxy
 from polar.gateway.recorder import Recorder
 from polar.gateway.sender import SpoolSender, WriterFactory
 from polar.gateway.sessions import SessionTable
@@ -43,7 +43,7 @@ class Parts:
     sessions: SessionTable
     engines: EnginePool
     recorder: Recorder
-    proxy: ChatProxy
+    proxy: ModelProxy
     background: list[asyncio.Task[None]] = field(default_factory=list)
     """Sender, engine watch, heartbeat, purge: none of them ends while the gateway runs."""
     incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -98,7 +98,7 @@ async def running_parts(
         sessions.recover("gateway restarted")
         engines = EnginePool(urls, http, model=settings.model, probe_seconds=settings.probe_seconds)
         recorder = Recorder(sessions, sender, settings.broker_grace_ms / 1000)
-        proxy = ChatProxy(settings, secret, spool, sessions, engines, recorder)
+        proxy = ModelProxy(settings, secret, spool, sessions, engines, recorder)
         parts = Parts(log, settings, spool, sender, sessions, engines, recorder, proxy)
         parts.background = tasks = [
             asyncio.create_task(work, name=name)

@@ -17,8 +17,9 @@ those halve at temperature 2 exactly and leave small numerical noise without eff
 from collections.abc import Mapping
 from typing import Any
 
-from polar.core.dialects.chat import ChatRequest, engine_body, parse_request
-from polar.core.dialects.chat_answer import AnswerError, Captured, capture_answer, load_json
+from polar.core.dialects.base import ModelRequest
+from polar.core.dialects.engine_answer import AnswerError, Captured, load_json, read_answer
+from polar.core.dialects.engine_body import engine_body
 from polar.errors import EngineError
 from polar.gateway.engine import EngineBrokenError, EngineClient, EngineDownError, EngineStatusError
 from polar.gateway.versions import parse_weight_version
@@ -32,6 +33,11 @@ _SMALLEST_SPREAD = 1e-3
 _NOISE = 0.02
 """Numerical noise of repeated prompts in bfloat16, in log-prob units, with room to spare."""
 
+_QUESTION = ModelRequest(
+    dialect="chat",
+    fields={"max_tokens": 2},
+    messages=({"role": "user", "content": "Name a colour."},),
+)
 TopLogprobs = dict[str, float]
 """Token → log-prob of the likeliest tokens at the first position."""
 
@@ -101,17 +107,11 @@ def _spreads(a: TopLogprobs, b: TopLogprobs) -> tuple[float, float]:
 
 
 def _neutral(temperature: float) -> dict[str, Any]:
-    request = _request()
-    return engine_body(request, SamplingSpec(temperature=temperature), trainable=True, model="")[1]
-
-
-def _request() -> ChatRequest:
-    return parse_request(b'{"messages":[{"role":"user","content":"Name a colour."}],"max_tokens":2}')
+    return engine_body(_QUESTION, SamplingSpec(temperature=temperature), trainable=True, model="")[1]
 
 
 async def _ask(engine: EngineClient, model: str, sampling: Mapping[str, Any]) -> TopLogprobs:
-    request = _request()
-    body, used = engine_body(request, SamplingSpec(), trainable=True, model=model)
+    body, used = engine_body(_QUESTION, SamplingSpec(), trainable=True, model=model)
     body = {name: value for name, value in body.items() if name not in used} | {"max_tokens": 2, **sampling}
     async with engine.chat(body | {"top_logprobs": _TOP}, PROBE_HEADERS) as response:
         data = await response.read()
@@ -119,6 +119,7 @@ async def _ask(engine: EngineClient, model: str, sampling: Mapping[str, Any]) ->
         raise EngineStatusError(
             f"engine {engine.engine_id} answers {response.status} to a tiny completion: {data[:200]!r}",
             response.status,
+            data,
         )
     try:
         answer = load_json(data)
@@ -126,7 +127,7 @@ async def _ask(engine: EngineClient, model: str, sampling: Mapping[str, Any]) ->
             str(entry["token"]): float(entry["logprob"])
             for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         }
-        captured, _ = capture_answer(data, request)
+        captured, _ = read_answer(data, _QUESTION)
     except (AnswerError, LookupError, TypeError, ValueError) as error:
         raise _incomplete(engine, repr(error)) from error
     if captured.usage is None or not captured.is_complete() or not top:

@@ -1,4 +1,4 @@
-"""One chat call: admit, dispatch, pass on, record, end.
+"""One call of a model: admit, dispatch, pass on, record, end.
 
     harness ──▶ admit ──▶ reserve seq ──▶ engine ══▶ chunks flow at once ══▶ harness
                   │ 401 · 400 · 413 · 429 · 503      │ last chunk held back
@@ -20,11 +20,16 @@ import contextlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
-from polar.core.dialects.chat import ChatRequest, RequestError, engine_body, parse_request
+from polar.core.dialects.base import Dialect, ModelRequest
+from polar.core.dialects.body import RequestError
+from polar.core.dialects.engine_body import count_body, engine_body
 from polar.core.session_keys import InvalidKeyError, SessionClaims, validate
+from polar.errors import EngineError
+from polar.gateway.engine import EngineStatusError
 from polar.gateway.engines import EnginePool, EngineSlot
 from polar.gateway.exchange import Exchange
 from polar.gateway.recorder import Recorder
@@ -33,7 +38,9 @@ from polar.gateway.responses import (
     Receive,
     Send,
     read_body,
+    refused_by_engine,
     send_error,
+    send_json,
     unauthorized,
     unavailable,
 )
@@ -41,18 +48,16 @@ from polar.gateway.sessions import LiveSession, SessionRefusedError, SessionTabl
 from polar.gateway.spool import Spool
 from polar.settings import GatewaySettings
 
+Scope = MutableMapping[str, Any]
 
-def authenticate(
-    secret: bytes, gateway_id: str, headers: Mapping[bytes, bytes], path_key: str | None, now: float
-) -> SessionClaims:
-    """Claims of a request's key: URL prefix, Bearer or x-api-key. Raises HttpError 401."""
-    key = path_key or headers.get(b"x-api-key", b"").decode("latin-1")
-    bearer = headers.get(b"authorization", b"").decode("latin-1")
-    if not path_key and bearer.lower().startswith("bearer "):
-        key = bearer[7:].strip()
+
+def authenticate(secret: bytes, gateway_id: str, scope: Scope, now: float) -> SessionClaims:
+    """Claims of a request's key, wherever its harness puts it. Raises HttpError 401."""
+    key = _key_of(scope)
     if not key:
         raise unauthorized(
-            "no session key: send it as Authorization: Bearer, as x-api-key, or in the URL as /s/KEY/v1",
+            "no session key: send it as Authorization: Bearer, x-api-key or x-goog-api-key, as ?key=, "
+            "or in the URL as /s/KEY",
             "missing_api_key",
         )
     try:
@@ -62,8 +67,36 @@ def authenticate(
         raise unauthorized(str(error), code) from error
 
 
-class ChatProxy:
-    """POST …/chat/completions, as an ASGI application."""
+def _key_of(scope: Scope) -> str:
+    """Of the URL's prefix, else of a header, else of the query; a Bearer before an x-api-key."""
+    if path_key := scope["path_params"].get("key"):
+        return str(path_key)
+    headers: Mapping[bytes, bytes] = dict(scope["headers"])
+    bearer = headers.get(b"authorization", b"")
+    if bearer[:7].lower() == b"bearer ":
+        return bearer[7:].strip().decode("latin-1")
+    for name in (b"x-api-key", b"x-goog-api-key"):
+        if name in headers:
+            return headers[name].decode("latin-1")
+    return next(iter(parse_qs(scope["query_string"].decode("latin-1")).get("key", ())), "")
+
+
+class Endpoint:
+    """One route of a dialect, as an ASGI application."""
+
+    def __init__(
+        self, dialect: Dialect, serve: Callable[[Dialect, Scope, Receive, Send], Awaitable[None]]
+    ) -> None:
+        self._dialect = dialect
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._serve(self._dialect, scope, receive, send)
+
+
+class ModelProxy:
+    """Calls of all dialects."""
 
     def __init__(
         self,
@@ -84,42 +117,63 @@ class ChatProxy:
         self.refusals: Counter[int] = Counter()
         """Requests that never became a call, by HTTP status."""
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one request."""
+    async def sample(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+        """A model call: recorded, whatever becomes of it."""
+        await self._guard(dialect, send, self._sample(dialect, scope, receive, send))
+
+    async def count(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+        """How many prompt tokens a call would have; nothing is sampled, nothing recorded."""
+        await self._guard(dialect, send, self._count(dialect, scope, receive, send))
+
+    async def _guard(self, dialect: Dialect, send: Send, work: Coroutine[Any, Any, None]) -> None:
         self._num_requests += 1
         try:
-            request, claims = await self._read(scope, receive)
-            await self._run(claims, request, receive, send)
+            await work
         except HttpError as error:
-            self.refusals[error.status] += 1
-            await send_error(send, error)
+            self.refusals[error.api.status] += 1
+            await send_error(send, error, dialect)
         except ConnectionError:
             return
         finally:
             self._num_requests -= 1
 
+    async def _sample(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+        request, claims = await self._read(dialect, scope, receive)
+        await self._run(claims, dialect, request, receive, send)
+
+    async def _count(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+        request, claims = await self._read(dialect, scope, receive)
+        slot = self._choose_engine(claims)
+        try:
+            tokens = await slot.client.count_tokens(count_body(request, model=self._settings.model))
+        except EngineStatusError as error:
+            raise refused_by_engine(error.status, error.data, None) from error
+        except EngineError as error:
+            raise unavailable(f"engine_down: {error}", "engine_down") from error
+        await send_json(send, 200, dialect.counted(tokens))
+
     async def _read(
-        self, scope: MutableMapping[str, Any], receive: Receive
-    ) -> tuple[ChatRequest, SessionClaims]:
+        self, dialect: Dialect, scope: Scope, receive: Receive
+    ) -> tuple[ModelRequest, SessionClaims]:
         """The request and whose it is. Raises HttpError; ConnectionError when the client left."""
-        headers = dict(scope["headers"])
-        claims = authenticate(
-            self._secret, self._settings.id, headers, scope["path_params"].get("key"), time.time()
-        )
+        claims = authenticate(self._secret, self._settings.id, scope, time.time())
         self._admit(claims)
         if self._num_requests > 2 * self._settings.max_in_flight:
             raise self._too_many()
+        headers = dict(scope["headers"])
         raw = await read_body(receive, headers, self._settings.max_request_bytes)
         try:
-            return parse_request(raw), claims
+            return dialect.parse_request(raw, headers, scope["path_params"].get("target", "")), claims
         except RequestError as error:
             raise HttpError(
                 400, str(error), kind="invalid_request_error", code="invalid_request", param=error.param
             ) from error
 
-    async def _run(self, claims: SessionClaims, request: ChatRequest, receive: Receive, send: Send) -> None:
+    async def _run(
+        self, claims: SessionClaims, dialect: Dialect, request: ModelRequest, receive: Receive, send: Send
+    ) -> None:
         """Run the call until it ends or the client leaves."""
-        work = asyncio.create_task(self._call(claims, request, send))
+        work = asyncio.create_task(self._call(claims, dialect, request, send))
         gone = asyncio.create_task(_until_disconnect(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,13 +187,14 @@ class ChatProxy:
         if not work.cancelled():
             work.result()
 
-    async def _call(self, claims: SessionClaims, request: ChatRequest, send: Send) -> None:
+    async def _call(self, claims: SessionClaims, dialect: Dialect, request: ModelRequest, send: Send) -> None:
         """Admit and dispatch. Raises HttpError as long as nothing was dispatched."""
         live = self._admit(claims)
         slot = self._choose_engine(claims)
         body, used = engine_body(
-            request, claims.sampling, trainable=claims.trainable, model=self._settings.model
-        )
+            request, claims.sampling, trainable=claims.trainable, model=self._settings.model,
+            stream=request.stream or self._settings.always_stream,
+        )  # fmt: skip
         try:
             call = self._sessions.begin(
                 live, request, asyncio.current_task(), trainable=claims.trainable, sampling_used=used,
@@ -149,7 +204,7 @@ class ChatProxy:
             raise unavailable(f"the spool cannot be written: {error}", "spool_error") from error
         slot.in_flight += 1
         try:
-            await Exchange(self._engines, self._recorder, live, slot, call, send).run(body)
+            await Exchange(self._engines, self._recorder, live, slot, call, dialect, send).run(body)
         finally:
             slot.in_flight -= 1
             self._sessions.end(live, call)

@@ -7,7 +7,7 @@ Invariant: what `record` returns is spooled, so nothing that happens later loses
 import logging
 from collections import Counter
 
-from polar.core.dialects.chat_answer import Captured
+from polar.core.dialects.engine_answer import Captured
 from polar.core.recording import Dispatched, build_records
 from polar.gateway.sender import SpoolSender
 from polar.gateway.sessions import LiveSession, SessionTable

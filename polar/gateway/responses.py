@@ -1,11 +1,12 @@
-"""HTTP answers that the gateway gives of its own: errors in OpenAI's shape, never with a key in them."""
+"""HTTP answers that the gateway gives of its own: errors in the dialect's shape, never with a key in them."""
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
 
-from polar.core.dialects.chat import error_body
+from polar.core.dialects.base import Dialect
+from polar.core.dialects.errors import CONTEXT_OVERFLOW, ApiError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -20,7 +21,7 @@ STREAM_HEADERS = (
 
 
 class HttpError(Exception):
-    """An answer with an error status; the message is for the person who reads the harness's log."""
+    """An answer with an error status."""
 
     def __init__(
         self,
@@ -33,24 +34,14 @@ class HttpError(Exception):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
-        self.kind = kind
-        self.code = code
-        self.param = param
-        self.retry_after = retry_after
-
-    @property
-    def body(self) -> bytes:
-        """The JSON text."""
-        return orjson.dumps(error_body(self.message, self.kind, self.code, self.param))
+        self.api = ApiError(status, message, kind, code, param, retry_after)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the answer."""
         headers = [JSON_TYPE]
-        if self.retry_after is not None:
-            headers.append((b"retry-after", str(self.retry_after).encode()))
+        if self.api.retry_after is not None:
+            headers.append((b"retry-after", str(self.api.retry_after).encode()))
         return headers
 
 
@@ -65,7 +56,7 @@ def unavailable(message: str, code: str, *, retry_after: int = 2) -> HttpError:
 
 
 def refused_by_engine(status: int, data: bytes, retry_after: str | None) -> HttpError:
-    """The engine's own refusal, in OpenAI's words where clients look for them.
+    """The engine's own refusal.
 
     A refusal of the request keeps its status; what is the engine's own fault becomes 502 or 503.
     """
@@ -78,10 +69,8 @@ def refused_by_engine(status: int, data: bytes, retry_after: str | None) -> Http
     if status in (400, 413, 422):
         lowered = message.lower()
         if any(word in lowered for word in ("context length", "model length")):
-            if "maximum context length is" not in lowered:
-                message = f"This model's maximum context length is exceeded: {message}"
             return HttpError(
-                400, message, kind="invalid_request_error", code="context_length_exceeded", param="messages"
+                400, message, kind="invalid_request_error", code=CONTEXT_OVERFLOW, param="messages"
             )
         return HttpError(status, message, kind="invalid_request_error")
     if status == 503:
@@ -102,9 +91,9 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: HttpError) -> None:
+async def send_error(send: Send, error: HttpError, dialect: Dialect) -> None:
     """An error answer."""
-    await send_json(send, error.status, error.body, error.headers)
+    await send_json(send, error.api.status, dialect.error(error.api), error.headers)
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from polar.core.dialects.chat import ChatRequest
+from polar.core.dialects.base import ModelRequest
 from polar.core.recording import Dispatched, SessionHistory, unfinished_record
 from polar.core.session_keys import SessionClaims
 from polar.gateway.spool import SessionRow, Spool
@@ -115,7 +115,7 @@ class SessionTable:
     def begin(
         self,
         live: LiveSession,
-        request: ChatRequest,
+        request: ModelRequest,
         task: asyncio.Task[None] | None,
         *,
         trainable: bool,

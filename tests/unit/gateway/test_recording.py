@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polar.core.recording as recording
-from polar.core.dialects.chat import RequestError, engine_body, parse_request
-from polar.core.dialects.chat_answer import AnswerError, Captured, CapturedChoice, capture_answer
-from polar.core.dialects.chat_stream import ChatStream
+from polar.core.dialects.base import ModelRequest
+from polar.core.dialects.body import RequestError
+from polar.core.dialects.chat import ChatDialect
+from polar.core.dialects.engine_answer import MALFORMED, AnswerError, Captured, CapturedChoice, read_answer
+from polar.core.dialects.engine_body import engine_body
+from polar.core.dialects.engine_stream import EngineStream
 from polar.core.recording import Dispatched, SessionHistory, build_records, common_prefix
 from polar.core.session_keys import SessionClaims
 from polar.gateway.versions import EngineVersions, parse_weight_version
@@ -25,7 +28,12 @@ from schemas.policies import BASE_VERSION, PolicyVersion
 from schemas.tasks import SamplingSpec
 from schemas.topics import CALLS
 
+CHAT = ChatDialect()
 ids = st.lists(st.integers(0, 3), max_size=12)
+
+
+def parse_request(raw: bytes) -> ModelRequest:
+    return CHAT.parse_request(raw, {})
 
 
 def dispatched(
@@ -176,11 +184,16 @@ def test_whatever_an_engine_says_a_record_comes_out(value: Any, hide: bool) -> N
     data = json.dumps(value).encode()
     captured = Captured()
     with contextlib.suppress(AnswerError):
-        captured, body = capture_answer(data, request)
-        json.loads(body)
-    stream = ChatStream(request)
+        captured, body = read_answer(data, request)
+        with contextlib.suppress(*MALFORMED):
+            json.loads(CHAT.answer(request, body, captured))
+    stream = EngineStream(request, 1)
+    client = CHAT.stream(request, stream.captured)
     with contextlib.suppress(AnswerError):
-        stream.on_data(data)
+        chunk = stream.on_data(data)
+        if chunk is not None:
+            with contextlib.suppress(*MALFORMED):
+                client.on_chunk(chunk)
     for kept in (captured, stream.close()):
         (record,) = build_records(
             dispatched(1, [{"role": "user", "content": "x"}]), kept, SessionHistory(),
@@ -204,7 +217,8 @@ def test_a_streamed_tool_call_is_put_together_and_reasoning_can_be_hidden() -> N
     request = parse_request(
         b'{"messages":[{"role":"user","content":"x"}],"include_reasoning":false,"parallel_tool_calls":false}'
     )
-    stream = ChatStream(request)
+    stream = EngineStream(request, 1)
+    client = CHAT.stream(request, stream.captured)
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "reasoning": "secret"},
         {
@@ -223,7 +237,9 @@ def test_a_streamed_tool_call_is_put_together_and_reasoning_can_be_hidden() -> N
     sent = b""
     for delta in deltas:
         choice = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": [1]}
-        sent += stream.on_data(json.dumps({"id": "c", "choices": [choice]}).encode())
+        chunk = stream.on_data(json.dumps({"id": "c", "choices": [choice]}).encode())
+        assert chunk is not None
+        sent += client.on_chunk(chunk)
     assert b"secret" not in sent
     assert b'"b"' not in sent
     message = stream.close().choice(0).message

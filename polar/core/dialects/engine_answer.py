@@ -1,18 +1,16 @@
-"""OpenAI Chat Completions, the answer side: what the engine said → what is kept, what is passed on.
+"""The engine's chat answer, unstreamed: what is kept of it, what is passed on.
 
 Invariant: token ids and log-probs never reach the harness, everything that this file does not
-name does; what is kept is what the engine gave, complete or not, never repaired.
+name may; what is kept is what the engine gave, complete or not, never repaired.
 """
 
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
-
-from polar.core.dialects.chat import ChatRequest
 
 _ENGINE_FIELDS = (
     "prompt_token_ids",
@@ -33,6 +31,18 @@ class AnswerError(ValueError):
     """The engine's bytes are no chat answer."""
 
 
+class View(Protocol):
+    """What of an answer its harness wants to see."""
+
+    @property
+    def hide_reasoning(self) -> bool:
+        """Reasoning is left out."""
+
+    @property
+    def single_tool_call(self) -> bool:
+        """Tool calls after the first are left out."""
+
+
 @dataclass(slots=True)
 class CapturedChoice:
     """One answer as the engine sampled it."""
@@ -43,6 +53,8 @@ class CapturedChoice:
     message: dict[str, Any] = field(default_factory=dict)
     """The assistant message as the harness gets it."""
     finish_reason: str | None = None
+    stop_reason: Any = None
+    """The stop string that ended the answer; an id or null where it was none."""
 
     def take(self, choice: dict[str, Any]) -> None:
         """Add ids and log-probs of an answer's choice or of a stream's chunk."""
@@ -54,6 +66,7 @@ class CapturedChoice:
         """Keep the finish reason, if this choice or chunk has one."""
         if choice.get("finish_reason") is not None:
             self.finish_reason = str(choice["finish_reason"])
+            self.stop_reason = choice.get("stop_reason")
 
 
 @dataclass(slots=True)
@@ -61,6 +74,8 @@ class Captured:
     """Everything to be kept of one upstream answer, whole or as far as it came."""
 
     engine_request_id: str = ""
+    created: int = 0
+    """Unix seconds, by the engine's clock."""
     prompt_ids: list[int] = field(default_factory=list)
     usage: dict[str, Any] | None = None
     choices: dict[int, CapturedChoice] = field(default_factory=dict)
@@ -72,7 +87,8 @@ class Captured:
     def take_head(self, body: dict[str, Any]) -> None:
         """Id, prompt ids and usage from an answer or a chunk."""
         self.engine_request_id = str(body.get("id") or self.engine_request_id)
-        ids, usage = body.get("prompt_token_ids"), body.get("usage")
+        created, ids, usage = body.get("created"), body.get("prompt_token_ids"), body.get("usage")
+        self.created = created if isinstance(created, int) else self.created
         self.prompt_ids = ids if isinstance(ids, list) else self.prompt_ids
         self.usage = usage if isinstance(usage, dict) else self.usage
 
@@ -91,6 +107,23 @@ class Captured:
             and counted.get("prompt_tokens", len(self.prompt_ids)) == len(self.prompt_ids)
         )
 
+    @property
+    def prompt_tokens(self) -> int:
+        """As the engine counts, or as its ids say."""
+        return _count(self.usage, "prompt_tokens", len(self.prompt_ids))
+
+    @property
+    def completion_tokens(self) -> int:
+        """Over all choices, as the engine counts, or as its ids say."""
+        sampled = sum(len(choice.token_ids) for choice in self.choices.values())
+        return _count(self.usage, "completion_tokens", sampled)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the engine had in its cache; 0 where it does not say."""
+        details = (self.usage or {}).get("prompt_tokens_details")
+        return _count(details, "cached_tokens", 0)
+
 
 def load_json(data: bytes) -> Any:
     """JSON as engines write it: NaN and Infinity literals count as null. Raises AnswerError."""
@@ -104,8 +137,8 @@ def load_json(data: bytes) -> Any:
         raise AnswerError(f"the engine's answer is not JSON: {error}") from error
 
 
-def capture_answer(data: bytes, request: ChatRequest) -> tuple[Captured, bytes]:
-    """(what is kept, body for the harness) of an unstreamed answer. Raises AnswerError."""
+def read_answer(data: bytes, view: View) -> tuple[Captured, dict[str, Any]]:
+    """(what is kept, answer without ids) of an unstreamed answer. Raises AnswerError."""
     body = load_json(data)
     if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
         raise AnswerError("the engine's answer has no choices")
@@ -113,46 +146,48 @@ def capture_answer(data: bytes, request: ChatRequest) -> tuple[Captured, bytes]:
     try:
         captured.take_head(body)
         for position, choice in enumerate(body["choices"]):
-            _take_choice(captured.choice(int(choice.get("index", position))), choice, request)
-        strip(body, _ENGINE_FIELDS)
-        name_model(body, request)
-        return captured, orjson.dumps(body)
+            _take_choice(captured.choice(int(choice.get("index", position))), choice, view)
+        _strip(body, _ENGINE_FIELDS)
     except MALFORMED as error:
-        raise AnswerError(f"the engine's answer is malformed: {error!r}") from error
+        raise malformed(error) from error
+    return captured, body
 
 
-def _take_choice(kept: CapturedChoice, choice: dict[str, Any], request: ChatRequest) -> None:
-    kept.take(choice)
-    kept.finish(choice)
-    message = dict(choice["message"])
-    if request.hide_reasoning:
-        message.pop("reasoning", None)
-    if request.single_tool_call and message.get("tool_calls"):
-        message["tool_calls"] = message["tool_calls"][:1]
-    kept.message = choice["message"] = message
-    strip(choice, _ENGINE_CHOICE_FIELDS)
+def malformed(error: Exception) -> AnswerError:
+    """What to raise from an error of reading."""
+    return AnswerError(f"the engine's answer is malformed: {error!r}")
 
 
 def strip_chunk(chunk: dict[str, Any]) -> None:
     """Take the engine's fields out of a stream's chunk."""
-    strip(chunk, _ENGINE_FIELDS)
+    _strip(chunk, _ENGINE_FIELDS)
     for choice in chunk["choices"]:
-        strip(choice, _ENGINE_CHOICE_FIELDS)
+        _strip(choice, _ENGINE_CHOICE_FIELDS)
 
 
-def strip(value: dict[str, Any], names: Iterable[str]) -> None:
-    """Remove these fields where they are."""
+def _take_choice(kept: CapturedChoice, choice: dict[str, Any], view: View) -> None:
+    kept.take(choice)
+    kept.finish(choice)
+    message = dict(choice["message"])
+    if view.hide_reasoning:
+        message.pop("reasoning", None)
+    if view.single_tool_call and message.get("tool_calls"):
+        message["tool_calls"] = message["tool_calls"][:1]
+    kept.message = choice["message"] = message
+    _strip(choice, _ENGINE_CHOICE_FIELDS)
+
+
+def _strip(value: dict[str, Any], names: Iterable[str]) -> None:
     for name in names:
         value.pop(name, None)
-
-
-def name_model(body: dict[str, Any], request: ChatRequest) -> None:
-    """The harness reads the model's name that it asked for."""
-    if request.model and "model" in body:
-        body["model"] = request.model
 
 
 def _logprob(value: Any) -> float:
     if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= _NO_LOGPROB:
         return math.nan
     return float(value)
+
+
+def _count(counts: Any, name: str, default: int) -> int:
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default

@@ -1,36 +1,34 @@
-"""OpenAI Chat Completions, streamed: chunk after chunk, passed on as it comes.
+"""The engine's chat answer, streamed: event after event, whatever dialect it is for.
 
-Invariant: what ends the answer (each choice's last chunk, the usage chunk, `[DONE]`) is kept
-back in `held` until the caller knows that the call is recorded; all before it flows at once.
+Invariant: what is captured is a function of the events alone, and a chunk that is passed on
+holds no ids.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
-from polar.core.dialects.chat import ChatRequest, error_body
-from polar.core.dialects.chat_answer import (
+from polar.core.dialects.engine_answer import (
     MALFORMED,
     AnswerError,
     Captured,
+    View,
     load_json,
-    name_model,
+    malformed,
     strip_chunk,
 )
-from polar.core.dialects.sse import frame
 
 DONE = b"[DONE]"
 
 
-class ChatStream:
-    """One streamed answer: captures ids, cleans chunks, puts the message together."""
+class EngineStream:
+    """One streamed answer: captures ids, cleans chunks, puts the messages together."""
 
-    def __init__(self, request: ChatRequest) -> None:
-        self._request = request
+    def __init__(self, view: View, choices: int) -> None:
+        self._view = view
+        self._choices = choices
         self._messages: dict[int, _Message] = {}
+        self._head: dict[str, Any] = {}
         self.captured = Captured()
-        self.held = bytearray()
-        """Frames that end the answer."""
         self.done = False
         """`[DONE]` came."""
         self.error: str | None = None
@@ -42,30 +40,25 @@ class ChatStream:
         if self.error is not None:
             return False
         finished = sum(c.finish_reason is not None for c in self.captured.choices.values())
-        return self.done or finished == self._request.choices
+        return self.done or finished == self._choices
 
-    @property
-    def ending(self) -> bytes:
-        """What ends the stream for the harness, `[DONE]` in any case."""
-        return bytes(self.held) if self.done else bytes(self.held) + frame(DONE)
-
-    def on_data(self, data: bytes) -> bytes:
-        """Take one event; returns the bytes to send at once. Raises AnswerError."""
+    def on_data(self, data: bytes) -> dict[str, Any] | None:
+        """Take one event; the chunk to pass on, if it is one. Raises AnswerError."""
         if data == DONE:
             self.done = True
-            self.held += frame(DONE)
-            return b""
+            return None
         chunk = load_json(data)
         if not isinstance(chunk, dict):
             raise AnswerError("an event of the engine's stream is no JSON object")
         if "error" in chunk:
             error = chunk["error"]
             self.error = str(error.get("message") if isinstance(error, dict) else error)
-            return b""
+            return None
         try:
-            return self._on_chunk(chunk)
+            self._take(chunk)
         except MALFORMED as error:
-            raise AnswerError(f"a chunk of the engine's stream is malformed: {error!r}") from error
+            raise malformed(error) from error
+        return chunk
 
     def close(self) -> Captured:
         """What is kept, with the messages as far as they were delivered."""
@@ -73,38 +66,41 @@ class ChatStream:
             self.captured.choice(index).message = message.whole()
         return self.captured
 
-    def _on_chunk(self, chunk: dict[str, Any]) -> bytes:
+    def whole_answer(self) -> dict[str, Any]:
+        """The answer that an unstreamed call would have got, without ids."""
+        captured = self.close()
+        choices = [
+            {
+                "index": index,
+                "message": choice.message,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+            }
+            for index, choice in sorted(captured.choices.items())
+        ]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": captured.usage}
+
+    def _take(self, chunk: dict[str, Any]) -> None:
         self.captured.take_head(chunk)
-        choices = chunk["choices"]
-        ends = not choices and bool(self.held)
-        for choice in choices:
+        for choice in chunk["choices"]:
             index = choice.get("index", 0)
             kept = self.captured.choice(index)
             kept.take(choice)
             self._clean_delta(index, choice.get("delta") or {})
             kept.finish(choice)
-            ends = ends or kept.finish_reason is not None
-        is_usage_chunk = not choices and chunk.get("usage") is not None
-        if is_usage_chunk and not self._request.include_usage:
-            return b""
-        if choices and not self._request.continuous_usage:
-            chunk.pop("usage", None)
         strip_chunk(chunk)
-        name_model(chunk, self._request)
-        framed = frame(orjson.dumps(chunk))
-        if ends or is_usage_chunk:
-            self.held += framed
-            return b""
-        return framed
+        self._head = self._head or {
+            name: value for name, value in chunk.items() if name not in ("choices", "usage")
+        }
 
     def _clean_delta(self, index: int, delta: dict[str, Any]) -> None:
-        if self._request.hide_reasoning:
+        if self._view.hide_reasoning:
             delta.pop("reasoning", None)
         message = self._messages.setdefault(index, _Message())
         if calls := delta.get("tool_calls"):
             for call in calls:
                 message.place(call)
-            if self._request.single_tool_call:
+            if self._view.single_tool_call:
                 delta["tool_calls"] = calls = [call for call in calls if call["index"] == 0]
                 if not calls:
                     del delta["tool_calls"]
@@ -134,7 +130,7 @@ class _Message:
             self._ids[told] = name
         call["index"] = self._place_of[told]
 
-    def add(self, delta: dict[str, Any]) -> None:
+    def add(self, delta: Mapping[str, Any]) -> None:
         for name, value in delta.items():
             if name == "tool_calls":
                 for call in value or ():
@@ -168,8 +164,3 @@ class _Message:
                 for call, parts in zip(self._calls, self._arguments, strict=True)
             ]
         return message
-
-
-def error_frame(message: str, kind: str, code: str | None = None) -> bytes:
-    """How a stream that broke off tells its client: an error object and no `[DONE]`."""
-    return frame(orjson.dumps(error_body(message, kind, code)))

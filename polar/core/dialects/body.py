@@ -1,0 +1,84 @@
+"""JSON bodies of requests: parsed, bounded in depth, read field by field.
+
+Invariant: whatever the bytes are, the outcome is a value of the expected type or a RequestError
+that names the field.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import orjson
+
+MAX_NESTING = 100
+"""Deepest nesting of a request; records nest it a little deeper, and JSON encoders end at 255."""
+MAX_CHOICES = 64
+
+_T = TypeVar("_T")
+
+
+class RequestError(ValueError):
+    """The body is no request of its dialect; `param` names the field at fault, if it is one field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def load_object(raw: bytes) -> dict[str, Any]:
+    """The body as an object. Raises RequestError."""
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the request body is not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise RequestError("the request body must be a JSON object")
+    if raw.count(b"{") + raw.count(b"[") > MAX_NESTING and _deeper_than(fields, MAX_NESTING):
+        raise RequestError(f"the request body is nested deeper than {MAX_NESTING} levels")
+    return fields
+
+
+def read_field(fields: Mapping[str, Any], name: str, kind: type[_T], default: _T, where: str = "") -> _T:
+    """The field, or the default where it is missing or null. Raises RequestError for another type."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise RequestError(f"{where}{name} must be a {_WORDS.get(kind, kind.__name__)}", f"{where}{name}")
+    return value
+
+
+def read_objects(value: Any, name: str) -> tuple[dict[str, Any], ...]:
+    """A list of objects. Raises RequestError."""
+    if not isinstance(value, list):
+        raise RequestError(f"{name} must be a list", name)
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise RequestError(f"{name}[{index}] must be an object", f"{name}[{index}]")
+    return tuple(value)
+
+
+def read_choices(value: Any, name: str) -> int:
+    """How many answers are asked for. Raises RequestError."""
+    if value is None:
+        return 1
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_CHOICES:
+        raise RequestError(f"{name} must be a whole number from 1 to {MAX_CHOICES}", name)
+    return value
+
+
+_WORDS: Mapping[type, str] = {str: "text", dict: "JSON object", list: "list", int: "whole number"}
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    """Level by level, so that the depth costs no recursion."""
+    level: list[Any] = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
