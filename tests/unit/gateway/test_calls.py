@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from pathlib import Path
 
 import openai
 import pytest
@@ -10,7 +11,14 @@ from schemas.calls import Delivery
 from schemas.policies import PolicyVersion
 from schemas.tasks import SamplingSpec
 from tests.unit.gateway.fake_engine import CLOSE, FakeEngine
-from tests.unit.gateway.running import SESSION, RunningGateway, content_of, eventually, question
+from tests.unit.gateway.running import (
+    SESSION,
+    RunningGateway,
+    content_of,
+    eventually,
+    question,
+    running_gateway,
+)
 
 
 async def test_an_unstreamed_call_is_answered_clean_and_recorded_exactly(
@@ -299,3 +307,21 @@ async def test_streamed_text_arrives_whole(gateway: RunningGateway, engine: Fake
     assert content_of(events) == engine.text
     assert gateway.log.calls()[0].answer["content"] == engine.text
     assert not any(math.isnan(value) for value in gateway.log.calls()[0].logprobs)
+
+
+async def test_an_engine_that_always_streams_serves_those_who_want_the_whole(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    async with running_gateway(tmp_path, engine.url, always_stream=True) as gateway:
+        key = await gateway.open()
+        status, body, _ = await gateway.chat(key, question("hi", n=2))
+        assert status == 200
+        assert engine.requests[0]["stream"] is True
+        assert [c["message"]["content"] for c in body["choices"]] == ["ok", "ok"]
+        assert [c["finish_reason"] for c in body["choices"]] == ["stop", "stop"]
+        assert (body["object"], body["model"]) == ("chat.completion", "any-name")
+        assert body["usage"]["completion_tokens"] == 6
+        assert "token_ids" not in str(body)
+        records = gateway.log.calls()
+        assert [record.sampled_ids.tolist() for record in records] == [[*b"ok", CLOSE]] * 2
+        assert [(record.stream, record.dialect) for record in records] == [(False, "chat")] * 2
