@@ -21,6 +21,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from polar.core.metrics import Metrics
 from polar.core.stage import LogRecord, Partition
 from polar.errors import LogUnavailableError
 from polar.kafka.reader import end_offsets, follow
@@ -34,6 +35,7 @@ from polar.rollout.runtimes.local import LocalRuntime, end_leftovers
 from polar.rollout.session import NODE_RESTARTED, NodeParts, SessionRun
 from polar.secret import load_secret
 from polar.settings import LogSettings, NodeSettings
+from polar.telemetry.metrics import expose
 from schemas.base import Event
 from schemas.nodes import CancelSession, NodeHeartbeat, PrewarmRuntime, StageCounts, StartSession
 from schemas.sessions import Outcome, SessionFinished
@@ -196,23 +198,34 @@ class Node:
     def heartbeat(self, *, draining: bool = False) -> NodeHeartbeat:
         """The node as it is now."""
         self._heartbeats += 1
-        phases = Counter(run.phase for run in self._sessions.values())
         return NodeHeartbeat(
             node_id=self._settings.id,
             incarnation=self._incarnation,
             seq=self._heartbeats,
             max_sessions=self._settings.max_running,
             max_ready=self._settings.max_ready,
-            counts=StageCounts(
-                initializing=phases["initializing"] + self._warm.num_warming,
-                ready=self._warm.depth,
-                running=phases["running"],
-                postrun=phases["postrun"],
-            ),
+            counts=self._counts(),
             ready_digests=self._warm.held(),
             leases=tuple(self._sessions),
             last_command=self._last_command,
             draining=draining,
+        )
+
+    def metrics(self) -> Metrics:
+        """See polar.core.metrics."""
+        return {
+            "runtimes_by_phase": self._counts().model_dump(),
+            "leases": len(self._sessions),
+            "kept_runtimes": len(self._retired),
+        }
+
+    def _counts(self) -> StageCounts:
+        phases = Counter(run.phase for run in self._sessions.values())
+        return StageCounts(
+            initializing=phases["initializing"] + self._warm.num_warming,
+            ready=self._warm.depth,
+            running=phases["running"],
+            postrun=phases["postrun"],
         )
 
     # -- runtimes -----------------------------------------------------------------------------
@@ -248,6 +261,7 @@ async def serve(log: LogSettings, settings: NodeSettings) -> None:
                 Partition(NODE_COMMANDS.suffix, number): offset for number, offset in node.positions().items()
             }
             await node.recover()
+            expose(node.metrics)
             logger.info("node %s is up, runtimes in %s", settings.id, directory)
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(node.beat())

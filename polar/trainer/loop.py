@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from polar.core.metrics import Metrics
 from polar.core.staleness import PolicyLineages
 from polar.kafka.outages import through_outages
 from polar.kafka.reader import read_all
@@ -30,6 +31,7 @@ from polar.trainer.checkpoint import Checkpoint, CheckpointStore
 from polar.trainer.offline import model_folder
 from polar.trainer.policy_folders import PolicyFolders
 from polar.trainer.step import train_step
+from polar.telemetry.metrics import expose
 from schemas.policies import PolicyPublished, PolicyVersion
 from schemas.topics import POLICIES
 
@@ -71,7 +73,13 @@ class _Trainer:
         backend = await self._in_thread(partial(self._load, base, checkpoint))
         async with LogWriter(self._log) as writer, _stopped_by_signal(backend.cancelled.set):
             await self._start(backend, writer, checkpoint)
+            expose(self._metrics)
             await self._train(backend, writer, checkpoint)
+
+    def _metrics(self) -> Metrics:
+        """The last step's, as they stand in PolicyPublished."""
+        head = self._head
+        return {"policy_step": head.version.step, "batch_number": head.batch_number, **head.metrics}
 
     def _load(self, base: Path, checkpoint: Checkpoint | None) -> MegatronBackend:
         if checkpoint is None:

@@ -303,6 +303,7 @@ async def test_a_warm_runtime_is_taken_and_replaced(world: NodeWorld) -> None:
     async with world.node() as node:
         world.prewarm(node, spec, 2)
         await until(lambda: node.heartbeat().counts.ready == 2)
+        assert node.metrics()["runtimes_by_phase"]["ready"] == 2
         assert node.heartbeat().last_command == "1/1"
         world.start(node, spec)
         (ready,) = await world.writer.wait_for(SessionReady)
