@@ -25,13 +25,13 @@ from polar.kafka.outages import through_outages
 from polar.kafka.reader import read_all
 from polar.kafka.writer import LogWriter
 from polar.settings import LogSettings, TrainerSettings
+from polar.telemetry.metrics import expose
 from polar.trainer.backend import MegatronBackend
 from polar.trainer.batch_source import Batch, follow_batches
 from polar.trainer.checkpoint import Checkpoint, CheckpointStore
 from polar.trainer.offline import model_folder
 from polar.trainer.policy_folders import PolicyFolders
 from polar.trainer.step import train_step
-from polar.telemetry.metrics import expose
 from schemas.policies import PolicyPublished, PolicyVersion
 from schemas.topics import POLICIES
 
