@@ -7,7 +7,7 @@ Every field is an environment variable: prefix of the class + field name in capi
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from schemas.tasks import Estimator
@@ -98,6 +98,12 @@ class GatewaySettings(BaseSettings):
     """URL that nodes and harnesses use; default http://HOST:PORT."""
     engines: str = "http://127.0.0.1:8600"
     """Comma-separated base URLs of vLLM engines (without /v1); `id=url` names one."""
+    engine_kind: Literal["vllm", "openai"] = "vllm"
+    """`openai`: servers that prove no token ids; their calls are recorded and never trained."""
+    engine_api_key: SecretStr = SecretStr("")
+    """Bearer token that the engines want; empty sends none."""
+    engine_wait_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """A call waits so long for an engine with the current weights; then it takes one that is behind."""
     model: str = "policy"
     """Served model name that the engines must offer."""
     always_stream: bool = False

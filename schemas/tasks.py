@@ -109,6 +109,17 @@ class TimeoutSpec(WireModel):
     """From GroupOpened; then the members are fixed as they are."""
 
 
+class LimitSpec(WireModel):
+    """What a session may use up at its gateway. A call beyond it is refused so that harnesses stop."""
+
+    max_calls: Annotated[int, Field(ge=1)] | None = None
+    """Model calls; each of several choices of one request counts."""
+    max_sampled_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Sampled tokens of all calls; the last call is cut to what is left."""
+    max_seconds: Annotated[float, Field(gt=0)] | None = None
+    """From the session's opening. Unlike `timeouts.run_seconds` it does not kill the harness."""
+
+
 class TaskRequest(WireModel):
     """Body of POST /tasks."""
 
@@ -125,6 +136,7 @@ class TaskRequest(WireModel):
     reward: RewardSpec = RewardSpec()
     sampling: SamplingSpec = SamplingSpec()
     timeouts: TimeoutSpec = TimeoutSpec()
+    limits: LimitSpec = LimitSpec()
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     """Sessions a member may use up through infrastructure errors."""
     metadata: dict[str, Any] = {}

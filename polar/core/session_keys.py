@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.tasks import SamplingSpec
+from schemas.tasks import LimitSpec, SamplingSpec
 
 PREFIX = "sk-polar-"
 _MAC_BYTES = 18
@@ -33,6 +33,9 @@ class SessionClaims(BaseModel):
     """Unix seconds."""
     trainable: bool = True
     sampling: SamplingSpec = SamplingSpec()
+    limits: LimitSpec = LimitSpec()
+    calls_end_at: float | None = None
+    """Unix seconds at which `limits.max_seconds` are over."""
 
 
 class InvalidKeyError(ValueError):
@@ -56,7 +59,7 @@ def _unb64(text: str) -> bytes:
 
 
 def mint(secret: bytes, claims: SessionClaims) -> str:
-    """The key for these claims: URL-safe, about 300 characters."""
+    """The key for these claims: URL-safe, about 400 characters."""
     payload = json.dumps(claims.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
     return f"{PREFIX}{_b64(payload)}.{_b64(_mac(secret, b'session', payload))}"
 

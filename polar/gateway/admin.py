@@ -1,4 +1,4 @@
-"""The admin API: nodes open and seal sessions, weight-sync announces versions.
+"""The admin API: nodes open and seal sessions, weight-sync announces versions, people drain engines.
 
 Every route needs the administrators' token, which is derived from the shared secret. Answers
 mean what they say: `opened` stands on the log, `calls` of a seal is on the log or fsynced.
@@ -60,6 +60,14 @@ class EnginePolicy(_Body):
     version: PolicyVersion
 
 
+class DrainEngine(_Body):
+    """Body of POST /admin/engines/drain."""
+
+    engine_id: str
+    is_draining: bool = True
+    """False: it takes calls again."""
+
+
 AnyBody = TypeVar("AnyBody", bound=_Body)
 
 
@@ -118,13 +126,23 @@ def admin_routes(parts: Parts, secret: bytes) -> list[Route]:
     async def engine_policy(request: Request) -> Response:
         body = await _read(request, EnginePolicy)
         if not parts.engines.tell(body.engine_id, body.phase, body.version):
-            raise HttpError(
-                404,
-                f"no engine {body.engine_id!r} here, only {', '.join(parts.engines.slots)}",
-                kind="invalid_request_error",
-                code="unknown_engine",
-            )
+            raise unknown_engine(body.engine_id)
         return JSONResponse({"ok": True})
+
+    async def drain_engine(request: Request) -> Response:
+        body = await _read(request, DrainEngine)
+        slot = parts.engines.drain(body.engine_id, is_draining=body.is_draining)
+        if slot is None:
+            raise unknown_engine(body.engine_id)
+        return JSONResponse({"draining": slot.is_draining, "in_flight": slot.in_flight})
+
+    def unknown_engine(engine_id: str) -> HttpError:
+        return HttpError(
+            404,
+            f"no engine {engine_id!r} here, only {', '.join(parts.engines.slots)}",
+            kind="invalid_request_error",
+            code="unknown_engine",
+        )
 
     async def state(_: Request) -> Response:
         return JSONResponse(describe(parts))
@@ -133,6 +151,7 @@ def admin_routes(parts: Parts, secret: bytes) -> list[Route]:
         Route("/admin/sessions/open", guarded(open_session), methods=["POST"]),
         Route("/admin/sessions/seal", guarded(seal_session), methods=["POST"]),
         Route("/admin/engines/policy", guarded(engine_policy), methods=["POST"]),
+        Route("/admin/engines/drain", guarded(drain_engine), methods=["POST"]),
         Route("/admin/state", guarded(state), methods=["GET"]),
     ]
 
@@ -150,6 +169,8 @@ def describe(parts: Parts) -> dict[str, Any]:
             "refused": parts.sender.refused,
             "trouble": parts.sender.trouble,
         },
+        "current_version": str(parts.engines.current.version),
+        "calls_waiting_for_engine": parts.engines.num_waiting,
         "engines": {
             slot.engine_id: {
                 "url": slot.client.url,
@@ -157,6 +178,8 @@ def describe(parts: Parts) -> dict[str, Any]:
                 "reason": slot.reason,
                 "detail": slot.detail,
                 "in_flight": slot.in_flight,
+                "draining": slot.is_draining,
+                "behind": parts.engines.is_behind(slot),
                 "settled": str(slot.versions.settled),
                 "pending": None if slot.versions.pending is None else str(slot.versions.pending),
             }

@@ -1,4 +1,4 @@
-"""HTTP client of one inference engine: four questions, one kind of call.
+"""HTTP client of one inference engine: a few questions, one kind of call.
 
 Invariant: an error says how far the request came. Only a request that the engine cannot have
 begun, or whose pooled connection was closed before a byte of answer, is sent a second time.
@@ -48,12 +48,14 @@ def new_http_session() -> aiohttp.ClientSession:
 
 
 class EngineClient:
-    """One vLLM server."""
+    """One server that speaks OpenAI's chat form."""
 
-    def __init__(self, engine_id: str, url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(self, engine_id: str, url: str, http: aiohttp.ClientSession, *, api_key: str = "") -> None:
+        """`url`: without /v1. `api_key`: what the server wants as Bearer token, if it wants one."""
         self.engine_id = engine_id
         self.url = url
         self._http = http
+        self._key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     @asynccontextmanager
     async def chat(
@@ -77,10 +79,13 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise EngineBrokenError(f"engine {self.engine_id} broke off: {error!r}") from error
 
-    async def models(self) -> list[str]:
-        """Names that the engine serves."""
+    async def models(self) -> dict[str, int | None]:
+        """Names that the engine serves, and the tokens of their contexts where it tells them."""
         listed = await self._ask("/v1/models")
-        return [str(model.get("id")) for model in listed.get("data", ())]
+        return {
+            str(model.get("id")): length if isinstance(length := model.get("max_model_len"), int) else None
+            for model in listed.get("data", ())
+        }
 
     async def weight_version(self) -> str:
         """The engine's own word for its weights; `default` where it keeps none."""
@@ -110,12 +115,12 @@ class EngineClient:
 
     async def _post(self, data: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         try:
-            return await self._http.post(self.url + _CHAT, data=data, headers=headers)
+            return await self._http.post(self.url + _CHAT, data=data, headers={**self._key, **headers})
         except aiohttp.ClientConnectorError:
             raise
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             # An idle connection that the engine closed at this moment: nothing was answered.
-            return await self._http.post(self.url + _CHAT, data=data, headers=headers)
+            return await self._http.post(self.url + _CHAT, data=data, headers={**self._key, **headers})
 
     async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         try:
@@ -123,7 +128,7 @@ class EngineClient:
                 "GET" if body is None else "POST",
                 self.url + path,
                 data=None if body is None else orjson.dumps(body),
-                headers={"X-Polar-Purpose": "probe"},
+                headers={**self._key, "X-Polar-Purpose": "probe"},
                 timeout=aiohttp.ClientTimeout(total=_QUESTION_SECONDS),
             ) as response:
                 data = await response.read()

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from polar.core.metrics import Metrics
 from polar.errors import LogError, SettingsError
-from polar.gateway.engine import new_http_session
+from polar.gateway.adapters import new_adapter
+from polar.gateway.engine import EngineClient, new_http_session
 from polar.gateway.engines import EnginePool
 from polar.gateway.proxy import ModelProxy
 from polar.gateway.recorder import Recorder
@@ -96,7 +97,18 @@ async def running_parts(
         sender = SpoolSender(spool, new_writer)
         sessions = SessionTable(spool, settings.id, settings.history_max_bytes)
         sessions.recover("gateway restarted")
-        engines = EnginePool(urls, http, model=settings.model, probe_seconds=settings.probe_seconds)
+        engines = EnginePool(
+            [
+                new_adapter(
+                    settings.engine_kind,
+                    EngineClient(name, url, http, api_key=settings.engine_api_key.get_secret_value()),
+                    settings.model,
+                )
+                for name, url in urls.items()
+            ],
+            probe_seconds=settings.probe_seconds,
+            wait_seconds=settings.engine_wait_seconds,
+        )
         recorder = Recorder(sessions, sender, settings.broker_grace_ms / 1000)
         proxy = ModelProxy(settings, secret, spool, sessions, engines, recorder)
         parts = Parts(log, settings, spool, sender, sessions, engines, recorder, proxy)

@@ -15,6 +15,7 @@ those halve at temperature 2 exactly and leave small numerical noise without eff
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from polar.core.dialects.base import ModelRequest
@@ -50,8 +51,18 @@ class EngineUnfitError(EngineError):
         self.reason = reason
 
 
-async def probe(engine: EngineClient, model: str) -> PolicyVersion:
-    """The engine's present policy version. Raises EngineUnfitError."""
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a probe found."""
+
+    version: PolicyVersion
+    """That the engine runs at present."""
+    context_tokens: int | None
+    """Longest prompt and answer together; none where the engine does not tell."""
+
+
+async def probe(engine: EngineClient, model: str) -> EngineFacts:
+    """Ask whether the engine does what the records will claim. Raises EngineUnfitError."""
     try:
         offered = await engine.models()
         if model not in offered:
@@ -70,7 +81,7 @@ async def probe(engine: EngineClient, model: str) -> PolicyVersion:
         raise EngineUnfitError("engine_down", f"{error}; is it still starting?") from error
     judge_logprobs(engine.engine_id, neutral, warm, bare)
     try:
-        return parse_weight_version(version)
+        return EngineFacts(parse_weight_version(version), offered[model])
     except ValueError as error:
         raise EngineUnfitError("engine_weight_version", f"engine {engine.engine_id}: {error}") from error
 

@@ -27,10 +27,12 @@ from urllib.parse import parse_qs
 from polar.core.dialects.base import Dialect, ModelRequest
 from polar.core.dialects.body import RequestError
 from polar.core.dialects.engine_body import count_body, engine_body
+from polar.core.session_budget import exhausted, tokens_left
 from polar.core.session_keys import InvalidKeyError, SessionClaims, validate
+from polar.core.token_limits import lower_limit
 from polar.errors import EngineError
 from polar.gateway.engine import EngineStatusError
-from polar.gateway.engines import EnginePool, EngineSlot
+from polar.gateway.engines import EnginePool, EngineSlot, NoEngineError
 from polar.gateway.exchange import Exchange
 from polar.gateway.recorder import Recorder
 from polar.gateway.responses import (
@@ -47,6 +49,11 @@ from polar.gateway.responses import (
 from polar.gateway.sessions import LiveSession, SessionRefusedError, SessionTable
 from polar.gateway.spool import Spool
 from polar.settings import GatewaySettings
+from schemas.tasks import LimitSpec
+
+_NO_LIMITS = LimitSpec()
+BUDGET_STATUS = 401
+"""Of all statuses the one after which harnesses of this dialect end at once."""
 
 Scope = MutableMapping[str, Any]
 
@@ -143,7 +150,7 @@ class ModelProxy:
 
     async def _count(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         request, claims = await self._read(dialect, scope, receive)
-        slot = self._choose_engine(claims)
+        slot = await self._engine_for(self._admit(claims))
         try:
             tokens = await slot.client.count_tokens(count_body(request, model=self._settings.model))
         except EngineStatusError as error:
@@ -190,11 +197,15 @@ class ModelProxy:
     async def _call(self, claims: SessionClaims, dialect: Dialect, request: ModelRequest, send: Send) -> None:
         """Admit and dispatch. Raises HttpError as long as nothing was dispatched."""
         live = self._admit(claims)
-        slot = self._choose_engine(claims)
+        slot = await self._engine_for(live)
+        # Waiting for an engine may have taken a while: the session may be sealed by now.
+        live = self._admit(claims)
+        budget = self._budget(claims, request)
         body, used = engine_body(
             request, claims.sampling, trainable=claims.trainable, model=self._settings.model,
             stream=request.stream or self._settings.always_stream,
         )  # fmt: skip
+        lower_limit(body, used, context_tokens=slot.context_tokens, budget_tokens=budget)
         try:
             call = self._sessions.begin(
                 live, request, asyncio.current_task(), trainable=claims.trainable, sampling_used=used,
@@ -215,8 +226,25 @@ class ModelProxy:
         except SessionRefusedError as error:
             raise unauthorized(str(error), f"session_{error.reason}") from error
 
-    def _choose_engine(self, claims: SessionClaims) -> EngineSlot:
-        if self._sessions.num_in_flight >= self._settings.max_in_flight:
+    def _budget(self, claims: SessionClaims, request: ModelRequest) -> int | None:
+        """Tokens that the call may sample, where the task sets a limit. Raises HttpError."""
+        if claims.limits == _NO_LIMITS:
+            return None
+        used = self._sessions.used(claims.session_id)
+        why = exhausted(
+            claims.limits, used, choices=request.choices, now=time.time(), ends_at=claims.calls_end_at
+        )
+        if why is not None:
+            raise HttpError(
+                BUDGET_STATUS,
+                f"the budget of session {claims.session_id} is spent: {why}; it takes no more calls",
+                kind="authentication_error",
+                code="session_budget_exhausted",
+            )
+        return tokens_left(claims.limits, used)
+
+    async def _engine_for(self, live: LiveSession) -> EngineSlot:
+        if self._sessions.num_in_flight + self._engines.num_waiting >= self._settings.max_in_flight:
             raise self._too_many()
         if self._spool.size_bytes >= self._settings.spool_max_bytes:
             raise unavailable(
@@ -224,11 +252,10 @@ class ModelProxy:
                 "spool_full",
                 retry_after=5,
             )
-        slot = self._engines.choose(claims.session_id)
-        if slot is None:
-            reason, detail = self._engines.trouble or ("engine_down", "no engine is fit")
-            raise unavailable(f"{reason}: {detail}", reason)
-        return slot
+        try:
+            return await self._engines.acquire(live.session_id, live.engine_id)
+        except NoEngineError as error:
+            raise unavailable(str(error), error.reason) from error
 
     def _too_many(self) -> HttpError:
         return HttpError(

@@ -18,6 +18,7 @@ import orjson
 
 from polar.core.dialects.base import ModelRequest
 from polar.core.recording import Dispatched, SessionHistory, unfinished_record
+from polar.core.session_budget import Used
 from polar.core.session_keys import SessionClaims
 from polar.gateway.spool import SessionRow, Spool
 from schemas.calls import CallRecord, SessionOpened, SessionSealed
@@ -51,6 +52,8 @@ class LiveSession:
     choices: dict[int, int] = field(default_factory=dict)
     """Number of seqs by first seq, of the calls in flight."""
     sealing: bool = False
+    engine_id: str | None = None
+    """Engine of its last call: its prefixes are cached there."""
     history: SessionHistory = field(default_factory=SessionHistory)
     history_bytes: int = 0
     """Size of the history as the table counts it."""
@@ -112,6 +115,11 @@ class SessionTable:
             )
         return self._touch(row)
 
+    def used(self, session_id: str) -> Used:
+        """What a session that is open has used up."""
+        row = self._require(session_id)
+        return Used(row.next_seq - 1, row.sampled_tokens)
+
     def begin(
         self,
         live: LiveSession,
@@ -144,6 +152,7 @@ class SessionTable:
         first_seq = self._spool.reserve(live.session_id, infos)
         live.in_flight[first_seq] = task
         live.choices[first_seq] = request.choices
+        live.engine_id = engine_id
         self.num_in_flight += 1
         return Dispatched(
             session_id=live.session_id,

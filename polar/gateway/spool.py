@@ -32,7 +32,8 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, expires_at REAL NOT NULL,
-    next_seq INTEGER NOT NULL DEFAULT 1, opened_record INTEGER NOT NULL, sealed_record INTEGER
+    next_seq INTEGER NOT NULL DEFAULT 1, sampled_tokens INTEGER NOT NULL DEFAULT 0,
+    opened_record INTEGER NOT NULL, sealed_record INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS reserved (
     session_id TEXT NOT NULL, seq INTEGER NOT NULL, info BLOB NOT NULL, PRIMARY KEY (session_id, seq)
@@ -52,6 +53,8 @@ class SessionRow:
     group_id: str
     expires_at: float
     next_seq: int
+    sampled_tokens: int
+    """Of all its records."""
     opened_record: int
     """Spool id of its SessionOpened."""
     sealed_record: int | None
@@ -111,7 +114,7 @@ class Spool:
     def session(self, session_id: str) -> SessionRow | None:
         """What is known of a session."""
         row = self._main.execute(
-            "SELECT session_id, group_id, expires_at, next_seq, opened_record, sealed_record"
+            "SELECT session_id, group_id, expires_at, next_seq, sampled_tokens, opened_record, sealed_record"
             " FROM sessions WHERE session_id = ?",
             (session_id,),
         ).fetchone()
@@ -181,6 +184,10 @@ class Spool:
                 self._main.execute(
                     "DELETE FROM reserved WHERE session_id = ? AND seq = ?", (record.session_id, record.seq)
                 )
+            self._main.executemany(
+                "UPDATE sessions SET sampled_tokens = sampled_tokens + ? WHERE session_id = ?",
+                [(len(record.sampled_ids), record.session_id) for record in records],
+            )
         self._count(encoded)
         return record_id
 

@@ -1,4 +1,4 @@
-"""Which weights an engine may be sampling with, as weight-sync tells it.
+"""Which weights an engine may be sampling with, as weight-sync tells it, and which are current.
 
 Invariant: a call's interval is never too narrow. weight-sync tells `pending` after the engine
 paused and `settled` before it resumes, and waits for both answers, so every version that the
@@ -6,12 +6,15 @@ engine sampled with between a call's dispatch and its last token was told in tha
 settled at dispatch.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.policies import BASE_VERSION, PolicyVersion
 
 Phase = Literal["pending", "settled"]
+
+_PAST_LINEAGES = 64
 
 
 def parse_weight_version(text: str) -> PolicyVersion:
@@ -76,3 +79,29 @@ class EngineVersions:
             # Bounded: repeats of the latest word add nothing.
             if not mark.told or mark.told[-1] != version:
                 mark.told.append(version)
+
+
+@dataclass(slots=True)
+class CurrentPolicy:
+    """The newest version that any engine was seen to run: engines behind it get no new calls."""
+
+    version: PolicyVersion = BASE_VERSION
+    _past: deque[str] = field(default_factory=lambda: deque(maxlen=_PAST_LINEAGES))
+    """Lineages that another one followed: an engine that is late does not bring them back."""
+
+    def settled(self, version: PolicyVersion) -> None:
+        """weight-sync told that an engine runs this version."""
+        if version.lineage == self.version.lineage:
+            self._raise_to(version)
+        elif version.lineage not in self._past and version != BASE_VERSION:
+            self._past.append(self.version.lineage)
+            self.version = version
+
+    def observed(self, version: PolicyVersion) -> None:
+        """An engine named this version when asked. Which of two lineages is newer it cannot tell."""
+        if self.version == BASE_VERSION or version.lineage == self.version.lineage:
+            self.settled(version)
+
+    def _raise_to(self, version: PolicyVersion) -> None:
+        if version.step > self.version.step:
+            self.version = version

@@ -166,7 +166,9 @@ class SessionRun:
 
     async def _open(self) -> Connection:
         start, parts = self.start, self._parts
-        expires_at = time.time() + start.task.timeouts.run_seconds + _KEY_MARGIN_SECONDS
+        now = time.time()
+        expires_at = now + start.task.timeouts.run_seconds + _KEY_MARGIN_SECONDS
+        seconds = start.task.limits.max_seconds
         parts.journal.note_gateway(start.session_id)
         self._touched_gateway = True
         await parts.gateway.open_session(start, expires_at, parts.settings.gateway_wait_seconds)
@@ -176,6 +178,8 @@ class SessionRun:
             gateway_id=start.gateway_id,
             expires_at=expires_at,
             sampling=start.task.sampling,
+            limits=start.task.limits,
+            calls_end_at=None if seconds is None else now + seconds,
         )
         return Connection(start.gateway_url, mint(parts.secret, claims))
 

@@ -177,7 +177,7 @@ class EngineSync:
     async def _report_ready(
         self, target: PolicyPublished, *, load_seconds: float = 0.0, paused_seconds: float = 0.0
     ) -> None:
-        gap = None if target.canary is None else await self._checked_canary(target.canary)
+        gap = None if target.canary is None else await self._checked_canary(target.canary, target.version)
         if not self._checksum:
             self._checksum = await self._present_checksum()
         await self._report(
@@ -195,7 +195,7 @@ class EngineSync:
         )
         self._running, self._ready = target.version, str(target.version)
 
-    async def _checked_canary(self, canary: Canary) -> float:
+    async def _checked_canary(self, canary: Canary, version: PolicyVersion) -> float:
         """Largest difference. Raises CanaryError, with the engine paused again, when it is too large."""
         prompt, completion = list(canary.prompt_ids), list(canary.completion_ids)
         found = (await self.engine.prompt_logprobs(prompt + completion))[len(prompt) - 1 :]
@@ -205,6 +205,11 @@ class EngineSync:
         # Also for NaN. Nothing more is sampled under weights that nobody can vouch for.
         self._in_doubt = True
         await self.engine.pause()
+        try:
+            # Calls go to other engines, or wait, until the weights are loaded again.
+            await self._gateways.tell(self.engine.engine_id, "pending", version)
+        except GatewayError as error:
+            logger.warning("%s", error)
         raise CanaryError(
             f"engine {self.engine.engine_id}: log-probs on the canary differ by {gap:.3g}, allowed is "
             f"{canary.tolerance:.3g}; it is paused until its weights are in order"

@@ -26,6 +26,7 @@ SPECS = [
     tasks.RewardSpec,
     tasks.SamplingSpec,
     tasks.TimeoutSpec,
+    tasks.LimitSpec,
 ]
 ONE_VALUE_YET = {("RuntimeSpec", "kind"), ("HarnessSpec", "kind")}
 """Checked by validation alone; the second runtime or harness will read them."""

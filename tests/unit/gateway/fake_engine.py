@@ -82,6 +82,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.models = ["policy"]
+        self.max_model_len = 4096
         self.weight_version = "default"
         self.processed_logprobs = True
         self.default_temperature = 1.0
@@ -128,7 +129,9 @@ class FakeEngine:
         if (method, path) == ("GET", "/health"):
             await connection.json({})
         elif (method, path) == ("GET", "/v1/models"):
-            await connection.json({"data": [{"id": model} for model in self.models]})
+            await connection.json(
+                {"data": [{"id": model, "max_model_len": self.max_model_len} for model in self.models]}
+            )
         elif (method, path) == ("GET", "/weight_info"):
             await connection.json({"weight_version": self.weight_version})
         elif (method, path) == ("POST", "/v1/chat/completions"):

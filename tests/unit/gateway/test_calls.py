@@ -255,15 +255,17 @@ async def test_a_calls_version_interval_spans_what_was_told_meanwhile(
     before = asyncio.create_task(gateway.chat(key))
     await eventually(lambda: len(engine.requests) == 1)
     await tell("pending", 1)
-    during = asyncio.create_task(gateway.chat(key))
-    await eventually(lambda: len(engine.requests) == 2)
+    # Nothing is sampled now: what waits for the new weights is sampled under them alone.
+    during = asyncio.create_task(gateway.chat(key, question("during")))
+    await eventually(lambda: gateway.parts.engines.num_waiting == 1)
     await tell("settled", 1)
-    after = asyncio.create_task(gateway.chat(key))
+    await eventually(lambda: len(engine.requests) == 2)
+    after = asyncio.create_task(gateway.chat(key, question("after")))
     await eventually(lambda: len(engine.requests) == 3)
     finish.set()
     await asyncio.gather(before, during, after)
     intervals = {r.seq: (str(r.policy.first), str(r.policy.last)) for r in gateway.log.calls()}
-    assert intervals == {1: ("base:0", "run:1"), 2: ("base:0", "run:1"), 3: ("run:1", "run:1")}
+    assert intervals == {1: ("base:0", "run:1"), 2: ("run:1", "run:1"), 3: ("run:1", "run:1")}
     assert {r.seq: r.open_calls for r in gateway.log.calls()} == {1: (), 2: (1,), 3: (1, 2)}
 
 

@@ -129,6 +129,7 @@ async def test_a_failed_canary_fences_the_engine_and_loads_again() -> None:
     with pytest.raises(CanaryError, match="log-probs on the canary differ"):
         await sync.bring_to(target)
     assert world.is_paused
+    assert world.calls[-2:] == ["/pause", "gw.test pending run:1"]  # gateways send their calls elsewhere
     await sync.report_failure("canary")
     assert world.states[-1].status == "failed"
     world.corrupt = False
