@@ -36,6 +36,10 @@ Builder = Annotated[
 RowTokens = Annotated[
     int | None, typer.Option(help="Token budget of a row instead of the recorded one.", min=1)
 ]
+Estimator = Annotated[
+    Literal["group_mean_std", "group_mean", "leave_one_out", "leave_one_out_std", "max_rl"] | None,
+    typer.Option(help="Turn scores into advantages this way instead of the recorded one."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print digests and differences as JSON.")]
 
 
@@ -50,12 +54,13 @@ def replay(
     evaluator: Evaluator = None,
     builder: Builder = None,
     row_tokens: RowTokens = None,
+    estimator: Estimator = None,
     as_json: Json = False,
 ) -> int:
     """Rebuild a run from its log and compare digests with what the live run recorded.
 
-    Exit status 1 when something differs. With --evaluator, --builder or --row-tokens the result
-    is meant to differ from there on; then only trajectories must be equal.
+    Exit status 1 when something differs. With --evaluator, --estimator, --builder or --row-tokens
+    the result is meant to differ from there on; then only trajectories must be equal.
     """
     if (folder is None) == (topics is None):
         raise typer.BadParameter("give an archive folder, or --topics PREFIX, and not both")
@@ -87,7 +92,7 @@ def replay(
         )
         if not rewards:
             raise typer.BadParameter(f"--evaluator {evaluator}: no reward of that name is on the log")
-    options = ReplayOptions(rewards=rewards, builder=builder, row_tokens=row_tokens)
+    options = ReplayOptions(rewards=rewards, builder=builder, row_tokens=row_tokens, estimator=estimator)
     result = rebuild(records, options)
     return _report(result, faithful=options.is_faithful, records=records, as_json=as_json)
 

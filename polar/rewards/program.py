@@ -14,7 +14,9 @@ from schemas.base import digest
 from schemas.rewards import Reward, reward_id
 from schemas.sessions import Outcome
 
-Scores = float | Mapping[str, float] | None
+Score = float | Mapping[str, float]
+"""Of a session; or call_id → value, of single calls of it."""
+Scores = Score | Mapping[str, Score] | None
 RewardFunction = Callable[[TrajectoryView], Awaitable[Scores]]
 
 SCORED_OUTCOMES = (Outcome.COMPLETED, Outcome.AGENT_ERROR)
@@ -42,9 +44,9 @@ class RewardProgram:
         """The function itself."""
         return await self.function(trajectory)
 
-    def reward_id(self, session_id: str, name: str) -> str:
+    def reward_id(self, session_id: str, name: str, *call_ids: str) -> str:
         """Deterministic: scoring a session again is a duplicate, not a second reward."""
-        return reward_id(session_id, name, self.evaluator, self.version)
+        return reward_id(session_id, name, self.evaluator, self.version, call_ids)
 
     def rewards(self, trajectory: TrajectoryView, scores: Scores) -> list[Reward]:
         """Events of a result, in order of `names`. Raises InvalidScoreError."""
@@ -54,24 +56,42 @@ class RewardProgram:
             if len(self.names) != 1:
                 raise InvalidScoreError(f"{self.evaluator} gives {self.names}: return a dict of them")
             scores = {self.names[0]: scores}
-        for name, value in scores.items():
+        for name in scores:
             if name not in self.names:
                 raise InvalidScoreError(f"{self.evaluator} does not declare the reward {name!r}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidScoreError(f"{self.evaluator}: {name} is {value!r}, not a finite number")
         return [
             Reward(
-                reward_id=self.reward_id(trajectory.session_id, name),
+                reward_id=self.reward_id(trajectory.session_id, name, *call_ids),
                 session_id=trajectory.session_id,
                 group_id=trajectory.group_id,
+                call_ids=call_ids,
                 name=name,
-                value=float(scores[name]),
+                value=value,
                 evaluator=self.evaluator,
                 version=self.version,
             )
             for name in self.names
             if name in scores
+            for call_ids, value in self._values(trajectory, name, scores[name])
         ]
+
+    def _values(
+        self, trajectory: TrajectoryView, name: str, score: Score
+    ) -> list[tuple[tuple[str, ...], float]]:
+        """(call ids, value): one of the whole session, or one a call."""
+        if not isinstance(score, Mapping):
+            return [((), self._number(name, score))]
+        strangers = set(score) - {call.call_id for call in trajectory.calls}
+        if strangers:
+            raise InvalidScoreError(
+                f"{self.evaluator}: {name} scores {sorted(strangers)}, no calls of {trajectory.session_id}"
+            )
+        return [((call_id,), self._number(f"{name} of {call_id}", value)) for call_id, value in score.items()]
+
+    def _number(self, what: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidScoreError(f"{self.evaluator}: {what} is {value!r}, not a finite number")
+        return float(value)
 
 
 def reward(
@@ -84,8 +104,10 @@ def reward(
     """Make an async function a reward program.
 
     `names`: the rewards that it gives; the function returns a number when there is one name, else
-    a dict of them, or None for no score. `evaluator` and `version` are part of every reward's id:
-    count `version` up when the function changes, or old scores stand.
+    a dict of them, or None for no score. In the dict a name may hold a dict of call ids instead of
+    a number: rewards for single calls, of a name that the task lists as `per_call`. `evaluator`
+    and `version` are part of every reward's id: count `version` up when the function changes, or
+    old scores stand.
     """
     if not names:
         raise SettingsError(

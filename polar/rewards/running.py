@@ -123,7 +123,14 @@ class Scoring:
             task.cancel()
 
     def _is_scored(self, program: RewardProgram, trajectory: Trajectory) -> bool:
-        return all(program.reward_id(trajectory.session_id, name) in self._scored for name in program.names)
+        def has(name: str, *call_ids: str) -> bool:
+            return program.reward_id(trajectory.session_id, name, *call_ids) in self._scored
+
+        calls = [call.call_id for call in trajectory.calls]
+        return all(
+            has(name) or (bool(calls) and all(has(name, call_id) for call_id in calls))
+            for name in program.names
+        )
 
     async def _score(self, program: RewardProgram, view: TrajectoryView, record: LogRecord) -> None:
         work = asyncio.ensure_future(program.function(view))

@@ -164,6 +164,36 @@ async def test_several_names_and_names_left_out() -> None:
     assert [(found.name, found.value) for found in writer.rewards] == [("b", 2.0)]
 
 
+@reward("a", "step", evaluator="tests")
+async def both_ways(view: TrajectoryView) -> Mapping[str, float | Mapping[str, float]]:
+    return {"a": 1.0, "step": {call.call_id: float(len(call.text)) for call in view.calls}}
+
+
+async def test_single_calls_are_scored_by_their_ids() -> None:
+    writer = await score(both_ways, trajectory((None, 0, [], "a"), (1, 0, [], "bcd")))
+    assert [(found.name, found.call_ids, found.value) for found in writer.rewards] == [
+        ("a", (), 1.0),
+        ("step", ("t/0/0/1#1",), 1.0),
+        ("step", ("t/0/0/1#2",), 3.0),
+    ]
+    assert len({found.reward_id for found in writer.rewards}) == 3
+
+
+async def test_a_session_whose_calls_are_all_scored_is_not_scored_again() -> None:
+    value = trajectory((None, 0, [], "a"), (1, 0, [], "b"))
+    rewards = (await score(both_ways, value)).rewards
+    for known, again in ((rewards, 0), (rewards[:-1], 3)):
+        writer = FakeWriter()
+        scoring = Scoring([both_ways], writer)  # type: ignore[arg-type]
+        scoring.skip(
+            [LogRecord(Partition("rewards.v1", 0), 0, "t", event) for event in known],
+            {Partition("trajectories.v1", 0): 1},
+        )
+        await scoring.on_record(record(value))
+        await scoring.wait()
+        assert len(writer.rewards) == again
+
+
 async def test_none_is_no_score() -> None:
     @reward("a", evaluator="tests")
     async def nothing(view: TrajectoryView) -> None:
@@ -185,7 +215,9 @@ async def test_sessions_that_did_not_end_by_themselves_are_not_scored() -> None:
     assert {found.session_id for found in writer.rewards} == {"t/0/0/1", "t/1/0/1"}
 
 
-@pytest.mark.parametrize("result", [math.nan, math.inf, True, "1", {"other": 1.0}, {"a": "x"}])
+@pytest.mark.parametrize(
+    "result", [math.nan, math.inf, True, "1", {"other": 1.0}, {"a": "x"}, {"a": {"t/9/0/1#1": 1.0}}]
+)
 async def test_nonsense_is_listed_and_stops_nothing(result: Any) -> None:
     @reward("a", evaluator="tests")
     async def odd(view: TrajectoryView) -> Any:
