@@ -17,6 +17,7 @@ from polar.cli import (
     submit,
     topics,
     trainer,
+    trajectories,
     up,
 )
 from polar.cli.exits import exiting, explain, status_of
@@ -45,6 +46,7 @@ app.command(
     rich_help_panel=_PEOPLE,
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )(exiting(bench.bench))
+app.add_typer(trajectories.app, name="trajectories", rich_help_panel=_PEOPLE)
 app.command(rich_help_panel=_SERVICES)(topics.topics)
 app.command(rich_help_panel=_SERVICES)(exiting(trainer.trainer))
 for _service in services.SERVICES:

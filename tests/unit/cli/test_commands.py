@@ -16,7 +16,7 @@ from polar.cli.services import SERVICES
 from polar.errors import EngineError, SettingsError
 from polar.settings import LogSettings
 
-PEOPLE = {"up", "demo", "submit", "status", "archive", "replay", "doctor", "bench"}
+PEOPLE = {"up", "demo", "submit", "status", "archive", "replay", "doctor", "bench", "trajectories"}
 SERVICE_NAMES = {
     "broker", "topics", "gateway", "scheduler", "node", "stitcher", "grouper", "packer", "trainer",
     "weight-sync", "engine",
@@ -43,7 +43,8 @@ def status(*arguments: str) -> int:
 
 def test_every_command_is_there() -> None:
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert names == PEOPLE | SERVICE_NAMES
+    groups = {group.name for group in app.registered_groups}
+    assert names | groups == PEOPLE | SERVICE_NAMES
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)

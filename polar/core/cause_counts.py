@@ -1,0 +1,48 @@
+"""How often histories broke and why, by harness and model."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from polar.core.tree_outline import causes_of
+from schemas.base import Event
+from schemas.calls import CallRecord
+from schemas.trajectories import Trajectory
+
+
+@dataclass(slots=True)
+class CauseCounts:
+    """The calls of one harness with one model."""
+
+    harness: str
+    """What the harness calls itself; empty where it does not."""
+    model: str
+    """The model name that it asked for."""
+    calls: int = 0
+    usable: int = 0
+    """Calls whose tokens may be trained."""
+    extending: int = 0
+    """Usable calls whose prompt continues a whole earlier call, or that begin their session."""
+    causes: Counter[str] = field(default_factory=Counter)
+    """Cause → calls that split off for it."""
+
+
+def count_causes(events: Iterable[Event]) -> list[CauseCounts]:
+    """Counts over the calls of all trajectories, most calls first; repeated records count once."""
+    sources: dict[str, tuple[str, str]] = {}
+    trajectories: dict[str, Trajectory] = {}
+    for event in events:
+        if isinstance(event, CallRecord):
+            sources.setdefault(event.call_id, (event.native_ids.get("harness", ""), event.model_asked))
+        elif isinstance(event, Trajectory):
+            trajectories.setdefault(event.trajectory_id, event)
+    counts: dict[tuple[str, str], CauseCounts] = {}
+    for trajectory in trajectories.values():
+        for call in trajectory.calls:
+            source = sources.get(call.call_id, ("", ""))
+            count = counts.setdefault(source, CauseCounts(*source))
+            count.calls += 1
+            count.usable += call.untrainable is None
+            count.extending += call.untrainable is None and not call.splits
+            count.causes += causes_of([call])
+    return sorted(counts.values(), key=lambda count: (-count.calls, count.harness, count.model))
