@@ -27,7 +27,7 @@ from polar.errors import SettingsError
 from polar.gateway.admin import admin_routes
 from polar.gateway.parts import Parts, running_parts
 from polar.gateway.responses import HttpError
-from polar.gateway.routes import dialect_of, model_routes
+from polar.gateway.routes import SERVED, dialect_of, model_routes
 from polar.gateway.sender import WriterFactory
 from polar.kafka.writer import LogWriter
 from polar.secret import load_secret
@@ -76,6 +76,7 @@ async def serve(
             uvicorn.Config(
                 create_app(parts, secret),
                 lifespan="off",
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -144,7 +145,7 @@ def _no_route(request: Request, error: Exception) -> Response:
         request,
         HttpError(
             status,
-            "this gateway serves POST /v1/chat/completions and GET /v1/models (also under /s/KEY)",
+            f"this gateway serves {SERVED} (also under /s/KEY)",
             kind="invalid_request_error",
             code="unknown_url" if status == 404 else "method_not_allowed",
         ),

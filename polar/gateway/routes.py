@@ -1,9 +1,12 @@
-"""Which URL belongs to which dialect, with the session key as header, query or prefix `/s/KEY`.
+"""Which URL belongs to which dialect, with the session key in a header, the query or as `/s/KEY`.
 
-| route | dialect |
+| route | for |
 |---|---|
-| POST /v1/chat/completions | chat |
-| GET /v1/models, /v1/models/NAME | chat |
+| POST /v1/chat/completions | OpenAI Chat Completions |
+| POST /v1/responses, /v1/responses/input_tokens | OpenAI Responses |
+| GET /v1/models, /v1/models/NAME | all |
+
+GET /v1/responses is how Codex asks for a WebSocket: 426 makes it use POST.
 """
 
 import time
@@ -14,10 +17,14 @@ from starlette.routing import Route
 
 from polar.core.dialects.base import Dialect
 from polar.core.dialects.chat import ChatDialect
+from polar.core.dialects.responses import ResponsesDialect
 from polar.gateway.proxy import Endpoint, ModelProxy, Scope, authenticate
+from polar.gateway.responses import HttpError
 from polar.settings import GatewaySettings
 
+SERVED = "POST /v1/chat/completions and /v1/responses, and GET /v1/models"
 _CHAT = ChatDialect()
+_RESPONSES = ResponsesDialect()
 
 
 def dialect_of(scope: Scope) -> Dialect:
@@ -41,7 +48,14 @@ def model_routes(settings: GatewaySettings, secret: bytes, proxy: ModelProxy) ->
     for prefix in ("", "/s/{key}"):
         routes += [
             Route(f"{prefix}/v1/chat/completions", Endpoint(_CHAT, proxy.sample), methods=["POST"]),
+            Route(f"{prefix}/v1/responses", Endpoint(_RESPONSES, proxy.sample), methods=["POST"]),
+            Route(f"{prefix}/v1/responses", _no_websocket, methods=["GET"]),
+            Route(f"{prefix}/v1/responses/input_tokens", Endpoint(_RESPONSES, proxy.count), methods=["POST"]),
             Route(f"{prefix}/v1/models", models, methods=["GET"]),
             Route(f"{prefix}/v1/models/{{name:path}}", models, methods=["GET"]),
         ]
     return routes
+
+
+async def _no_websocket(_: Request) -> Response:
+    raise HttpError(426, "responses are streamed by POST", kind="invalid_request_error", code="no_websocket")

@@ -15,15 +15,15 @@ from polar.core.dialects.engine_body import is_constrained
 from polar.core.dialects.engine_stream import DONE
 from polar.core.dialects.errors import ApiError
 from polar.core.dialects.native_ids import kind_of, native_ids, thread_of
+from polar.core.dialects.openai_shapes import OpenAiShapes, error_object
 from polar.core.dialects.sse import frame
 from schemas.base import digest
 
 
-class ChatDialect:
+class ChatDialect(OpenAiShapes):
     """See the module."""
 
     name: DialectName = "chat"
-    keep_alive = b": keep-alive\n\n"
 
     def parse_request(self, raw: bytes, headers: Headers, target: str = "") -> ModelRequest:
         """Read a body. Raises RequestError."""
@@ -60,22 +60,6 @@ class ChatDialect:
         """See Dialect."""
         return ChatEvents(request, captured)
 
-    def error(self, error: ApiError) -> bytes:
-        """OpenAI's shape, also where the model has another name for the same fault."""
-        return orjson.dumps(error_object(error))
-
-    def counted(self, tokens: int) -> bytes:
-        """As the Responses API counts; chat has no such question."""
-        return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})
-
-    def models(self, name: str, created: int) -> bytes:
-        """See Dialect."""
-        return orjson.dumps({"object": "list", "data": [_model(name, created)]})
-
-    def model(self, name: str, created: int) -> bytes:
-        """See Dialect."""
-        return orjson.dumps(_model(name, created))
-
 
 class ChatEvents:
     """The engine's chunks, cleaned, with what ends the answer kept back."""
@@ -110,18 +94,6 @@ class ChatEvents:
     def failure(self, error: ApiError) -> bytes:
         """An error object, no finish reason and no `[DONE]`."""
         return frame(orjson.dumps(error_object(error)))
-
-
-def error_object(error: ApiError) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
-    message = error.message
-    if error.is_context_overflow and "maximum context length is" not in message.lower():
-        message = f"This model's maximum context length is exceeded: {message}"
-    return {"error": {"message": message, "type": error.kind, "param": error.param, "code": error.code}}
-
-
-def _model(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "polar"}
 
 
 def _name_model(body: dict[str, Any], request: ModelRequest) -> None:

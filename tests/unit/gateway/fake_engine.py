@@ -93,6 +93,8 @@ class FakeEngine:
         self.requests: list[dict[str, Any]] = []
         """Bodies of chat calls, without probes."""
         self.headers: list[dict[str, str]] = []
+        self.counted: list[dict[str, Any]] = []
+        """Bodies of questions for the number of tokens."""
         self.probes = 0
         self.closed_early = 0
         """Calls whose client left before the end."""
@@ -136,6 +138,9 @@ class FakeEngine:
             await connection.json({"weight_version": self.weight_version})
         elif (method, path) == ("POST", "/v1/chat/completions"):
             await self._chat(connection, json.loads(body), headers)
+        elif (method, path) == ("POST", "/tokenize"):
+            self.counted.append(json.loads(body))
+            await connection.json({"count": 2 + len(self.counted[-1]["messages"]), "tokens": []})
         else:
             await connection.json({"detail": "Not Found"}, 404)
 

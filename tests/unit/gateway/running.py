@@ -203,7 +203,7 @@ async def running_gateway(
 
     async with running_parts(log_settings, gateway_settings, SECRET, new_writer) as parts:
         config = uvicorn.Config(
-            create_app(parts, SECRET), port=0, lifespan="off", log_config=None, access_log=False,
+            create_app(parts, SECRET), port=0, lifespan="off", ws="none", log_config=None, access_log=False,
             timeout_graceful_shutdown=1,
         )  # fmt: skip
         server = uvicorn.Server(config)

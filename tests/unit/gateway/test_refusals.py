@@ -99,7 +99,7 @@ async def test_a_body_over_the_limit(engine: FakeEngine, tmp_path: Path) -> None
 
 async def test_unknown_urls_say_what_there_is(gateway: RunningGateway) -> None:
     key = await gateway.open()
-    status, body, _ = await gateway.chat(key, path="/v1/responses")
+    status, body, _ = await gateway.chat(key, path="/v1/completions")
     assert (status, check_error(body)["code"]) == (404, "unknown_url")
     async with gateway.http.get(f"{gateway.url}/s/{key}/v1/chat/completions") as response:
         assert response.status == 405
