@@ -86,11 +86,7 @@ async def test_parallel_tools_and_their_results(
     part = {"type": "input_text", "text": "sun"}
     history += [
         {"type": "function_call_output", "call_id": "call-0", "output": "rain"},
-        {
-            "type": "function_call_output",
-            "call_id": "call-1",
-            "output": [{"type": "input_text", "text": "sun"}],
-        },
+        {"type": "function_call_output", "call_id": "call-1", "output": [part]},
     ]
     world.say(Say("Rain and sun."))
     second = await ask(client, stream=stream, input=history, tools=[WEATHER])
