@@ -48,7 +48,7 @@ class BatchManifest(Event):
     """Occurrences over all rows."""
     mean_reward: float | None = None
     """Mean score of the scored members of `groups`."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | dict[str, float]] = {}
     """row_fill, unique_tokens, naive_tokens, …"""
     algorithm: str
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from polar.core.batch_metrics import group_metrics, sharing_ratios
 from polar.core.grouping import trained_tokens
 from polar.core.packing import ALGORITHM, PackedBatch, pack
 from polar.core.staleness import PolicyLineages
@@ -114,7 +115,7 @@ def _manifest(
         live_rollouts=packed.live_rollouts,
         trained_tokens=packed.trained_tokens,
         mean_reward=math.fsum(scores) / len(scores) if scores else None,
-        metrics=packed.metrics,
+        metrics={**packed.metrics, **sharing_ratios(packed.metrics), **group_metrics(groups)},
         algorithm=ALGORITHM,
     )
 

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from polar.core.batch_metrics import prefixed
 from polar.core.batching import BatchMismatchError, BatchRule, choose, make_batch, rebuild_batch
 from polar.core.grouper_stage import SEAL_OFFSET, SEAL_PARTITION
 from polar.core.metrics import Metrics
@@ -78,6 +79,7 @@ class PackerCore:
         """The batch whose manifest was written and is not read back yet."""
         self._last_complete: int | None = None
         """Offset of the manifest of the last complete batch."""
+        self._newest: BatchManifest | None = None
         self._counts = dict.fromkeys(
             (
                 "batches", "rows_written", "duplicates", "other_policy", "stale_groups",
@@ -144,8 +146,10 @@ class PackerCore:
         return offsets
 
     def metrics(self) -> Metrics:
-        """Groups in the pool, incomplete batches, and counters since the start."""
+        """Groups in the pool, incomplete batches, what the newest manifest says of its batch
+        (`batch_…`), and counters since the start."""
         return {
+            **prefixed("batch", self._newest.metrics if self._newest is not None else {}),
             "pool_groups": len(self._pool),
             "incomplete_batches": len(self._batches),
             "next_batch": self._next_number,
@@ -189,6 +193,7 @@ class PackerCore:
             batch.rows = self._asked[1]
         self._asked = None
         self._next_number = manifest.number + 1
+        self._newest = manifest
         self._batches[manifest.number] = batch
         for group_id in manifest.groups:
             if group_id in self._pool:

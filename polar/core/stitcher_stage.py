@@ -9,14 +9,16 @@ Bounds: open sessions (the oldest are given up at the limit, a hard limit of twi
 new ones as dead letters), remembered closed sessions.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 
+from polar.core.batch_metrics import sampled_by_kind
 from polar.core.call_usability import UsabilityRules
 from polar.core.metrics import Metrics
 from polar.core.open_keys import OpenKeys
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
 from polar.core.stitching import SessionLog
+from polar.core.tree_outline import causes_of
 from schemas.calls import CallRecord, SessionAbandoned, SessionOpened, SessionSealed
 
 _REMEMBERED_CLOSED = 4096
@@ -55,6 +57,9 @@ class StitcherCore:
             "given_up": 0,
             "refused_sessions": 0,
         }
+        self._calls_by_cause: Counter[str] = Counter()
+        self._sampled_by_kind: Counter[str] = Counter()
+        self._untrainable: Counter[str] = Counter()
 
     def on_assigned(self, ends: Mapping[Partition, tuple[int, int]]) -> None:
         """Start reading these partitions."""
@@ -106,9 +111,17 @@ class StitcherCore:
         return self._keys.commit_offsets()
 
     def metrics(self) -> Metrics:
-        """Open sessions, records held for them, and counters since the start."""
+        """Open sessions, records held for them, and counters since the start: among them the calls
+        that split off from an earlier one, sampled tokens, and calls that must not be trained."""
         held = sum(len(log.records) for log in self._logs.values())
-        return {"open_sessions": len(self._logs), "held_calls": held, **self._counts}
+        return {
+            "open_sessions": len(self._logs),
+            "held_calls": held,
+            **self._counts,
+            "calls_by_cause_total": dict(self._calls_by_cause),
+            "sampled_tokens_by_kind_total": dict(self._sampled_by_kind),
+            "untrainable_calls_by_reason_total": dict(self._untrainable),
+        }
 
     def _open(self, record: LogRecord, event: SessionOpened, now: float) -> list[Output]:
         session_id = event.session_id
@@ -154,6 +167,9 @@ class StitcherCore:
         self._keys.close(session_id)
         self._forget(session_id)
         self._counts["trajectories"] += 1
+        self._calls_by_cause += causes_of(trajectory.calls)
+        self._sampled_by_kind += sampled_by_kind(trajectory.calls)
+        self._untrainable.update(call.untrainable for call in trajectory.calls if call.untrainable)
         return [Emit(trajectory)]
 
     def _touch(self, session_id: str, now: float) -> None:

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from polar.demo.batches_table import batches_table
 from polar.demo.figures import Series, TreeRun, bar_plot, line_plot, tree_figure
 from polar.demo.ledger import depths_while_running, tokens_by_kind
 from polar.demo.recorded import Recorded
@@ -64,6 +65,7 @@ def write_report(path: Path, run: Recorded, summary: Mapping[str, object], *, mo
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>polar demo</title>'
         f"<style>{_STYLE}</style></head><body><h1>polar demo: where every token went</h1>"
         f'{_summary_table(summary)}<h2>The run</h2><div class="plots">{"".join(plots)}</div>'
+        f"<h2>Batches: sharing, kinds and causes</h2>{batches_table(run.manifests)}"
         f"<h2>One trajectory as its token tree</h2>{_tree(run, model)}</body></html>\n"
     )
     path.write_text(page, encoding="utf-8")
