@@ -4,6 +4,7 @@
 |---|---|
 | POST /v1/chat/completions | OpenAI Chat Completions |
 | POST /v1/responses, /v1/responses/input_tokens | OpenAI Responses |
+| POST /v1/messages, /v1/messages/count_tokens | Anthropic Messages |
 | GET /v1/models, /v1/models/NAME | all |
 
 GET /v1/responses is how Codex asks for a WebSocket: 426 makes it use POST.
@@ -17,19 +18,23 @@ from starlette.routing import Route
 
 from polar.core.dialects.base import Dialect
 from polar.core.dialects.chat import ChatDialect
+from polar.core.dialects.messages import MessagesDialect
 from polar.core.dialects.responses import ResponsesDialect
 from polar.gateway.proxy import Endpoint, ModelProxy, Scope, authenticate
 from polar.gateway.responses import HttpError
 from polar.settings import GatewaySettings
 
-SERVED = "POST /v1/chat/completions and /v1/responses, and GET /v1/models"
+SERVED = "POST /v1/chat/completions, /v1/responses and /v1/messages, and GET /v1/models"
 _CHAT = ChatDialect()
 _RESPONSES = ResponsesDialect()
+_MESSAGES = MessagesDialect()
 
 
 def dialect_of(scope: Scope) -> Dialect:
     """The dialect whose client this is, for what all dialects have: model lists and wrong URLs."""
-    del scope
+    names = {name for name, _ in scope["headers"]}
+    if b"anthropic-version" in names or "/v1/messages" in scope["path"]:
+        return _MESSAGES
     return _CHAT
 
 
@@ -44,13 +49,18 @@ def model_routes(settings: GatewaySettings, secret: bytes, proxy: ModelProxy) ->
         body = dialect.models(settings.model, started) if name is None else dialect.model(name, started)
         return Response(body, media_type="application/json")
 
+    calls = {
+        "/v1/chat/completions": Endpoint(_CHAT, proxy.sample),
+        "/v1/responses": Endpoint(_RESPONSES, proxy.sample),
+        "/v1/responses/input_tokens": Endpoint(_RESPONSES, proxy.count),
+        "/v1/messages": Endpoint(_MESSAGES, proxy.sample),
+        "/v1/messages/count_tokens": Endpoint(_MESSAGES, proxy.count),
+    }
     routes = []
     for prefix in ("", "/s/{key}"):
+        routes += [Route(prefix + path, endpoint, methods=["POST"]) for path, endpoint in calls.items()]
         routes += [
-            Route(f"{prefix}/v1/chat/completions", Endpoint(_CHAT, proxy.sample), methods=["POST"]),
-            Route(f"{prefix}/v1/responses", Endpoint(_RESPONSES, proxy.sample), methods=["POST"]),
             Route(f"{prefix}/v1/responses", _no_websocket, methods=["GET"]),
-            Route(f"{prefix}/v1/responses/input_tokens", Endpoint(_RESPONSES, proxy.count), methods=["POST"]),
             Route(f"{prefix}/v1/models", models, methods=["GET"]),
             Route(f"{prefix}/v1/models/{{name:path}}", models, methods=["GET"]),
         ]

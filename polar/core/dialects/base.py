@@ -80,6 +80,11 @@ class ModelRequest:
     """Fields that the answer repeats, or that shape it, in the dialect's own form."""
 
 
+def answer_id(request: ModelRequest, captured: Captured) -> str:
+    """Names an answer, without a prefix: by the engine's id, else by the request's digest."""
+    return captured.engine_request_id.removeprefix("chatcmpl-") or request.digest[:24]
+
+
 class ClientStream(Protocol):
     """The events of one streamed answer.
 

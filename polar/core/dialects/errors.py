@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 CONTEXT_OVERFLOW = "context_length_exceeded"
 
-_LIMIT = re.compile(r"(?:context|model) length (?:of|is)\D{0,3}(\d+)", re.IGNORECASE)
+_LIMIT = re.compile(r"(?:context|model) length (?:of|is)\D{0,20}(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 
 

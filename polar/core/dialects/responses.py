@@ -16,7 +16,7 @@ from polar.core.dialects.base import AskedTool, DialectName, Headers, ModelReque
 from polar.core.dialects.body import RequestError, load_object, read_field
 from polar.core.dialects.canonical import function_tool
 from polar.core.dialects.engine_answer import Captured
-from polar.core.dialects.engine_body import is_constrained
+from polar.core.dialects.engine_body import EFFORTS, is_constrained
 from polar.core.dialects.native_ids import kind_of, native_ids, thread_of
 from polar.core.dialects.openai_shapes import OpenAiShapes
 from polar.core.dialects.responses_answer import ResponseEvents, whole_response
@@ -30,8 +30,6 @@ _CHAT_NAMES: Mapping[str, str] = {
     "max_output_tokens": "max_tokens",
     "user": "user",
 }
-_EFFORTS = frozenset({"none", "low", "medium", "high"})
-"""What engines know; other words are left out with a note."""
 _SHELL_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {
@@ -188,7 +186,7 @@ def _fields(body: Mapping[str, Any], tools: _Tools) -> dict[str, Any]:
     if body.get("parallel_tool_calls") is False:
         fields["parallel_tool_calls"] = False
     effort = read_field(body, "reasoning", dict, {}).get("effort")
-    if effort in _EFFORTS:
+    if effort in EFFORTS:
         fields["reasoning_effort"] = effort
     elif effort is not None:
         tools.notes.append(f"reasoning.effort {effort!r} is left out")

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from polar.core.dialects.base import AskedTool, ModelRequest
+from polar.core.dialects.base import AskedTool, ModelRequest, answer_id
 from polar.core.dialects.blocks import Block, Blocks, Step
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.errors import ApiError
@@ -212,8 +212,7 @@ class _Writer:
 
     @property
     def _suffix(self) -> str:
-        engine_id = self._captured.engine_request_id.removeprefix("chatcmpl-")
-        return engine_id or self._request.digest[:24]
+        return answer_id(self._request, self._captured)
 
     def _usage(self) -> dict[str, Any]:
         captured = self._captured
