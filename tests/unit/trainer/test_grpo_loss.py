@@ -2,12 +2,17 @@
 
 import math
 import random
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from polar.settings import TrainerSettings
+from polar.trainer.backend import MegatronBackend
 from polar.trainer.grpo_loss import LossLimits, grpo_loss
+from polar.trainer.megatron_model import PackedGPT
 from tests.unit.core.given_cases import Case, cases, number
 
 pytestmark = pytest.mark.torch
@@ -111,6 +116,39 @@ def test_an_engine_far_off_is_capped_not_infinite() -> None:
     terms, gradient = run(values)
     assert set(terms.is_weights.tolist()) == {2.0}
     assert torch.isfinite(gradient).all()
+
+
+def logprob_of(logits: list[float], target: int, temperature: float, folder: Path) -> float:
+    """The trainer's log-prob of `target` where its output layer gives `logits`."""
+    backend = MegatronBackend(folder, TrainerSettings(num_threads=1))
+    model = SimpleNamespace(
+        share_embeddings_and_output_weights=False,
+        embedding=backend._gpt.embedding,
+        output_layer=lambda hidden, weight: (hidden, weight),
+    )
+    columns = torch.tensor([logits]), torch.tensor([target]), torch.tensor([temperature])
+    return float(PackedGPT.token_logprobs(model, *columns))  # type: ignore[arg-type]
+
+
+def test_logprobs_are_those_of_the_distribution_that_was_sampled(tiny_folder: Path) -> None:
+    logits = [0.5, 2.0, -1.0]
+    halves = [math.exp(value / 2) for value in logits]
+    expected = math.log(halves[1] / sum(halves))
+    assert logprob_of(logits, 1, 2.0, tiny_folder) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", cases("grpo", given="logits"))
+def test_given_temperature(case: Case, tiny_folder: Path) -> None:
+    given, expect = case["given"], case["expect"]
+    temperature = given["sampling"]["temperature"]
+    at_one = logprob_of(given["logits"], given["token"], 1.0, tiny_folder)
+    at_its_own = logprob_of(given["logits"], given["token"], temperature, tiny_folder)
+    assert at_one == pytest.approx(expect["raw_logprob"], abs=1e-6)
+    assert at_its_own == pytest.approx(expect["processed_logprob"], abs=1e-6)
+    # The engine's log-prob is the processed one: before any update the ratio must be 1.
+    ratio = math.exp(at_its_own - expect["processed_logprob"])
+    assert ratio == pytest.approx(expect["ratio_if_consistent"], abs=1e-6)
+    assert math.exp(at_its_own - at_one) == pytest.approx(expect["ratio_if_mixed"], abs=1e-6)
 
 
 def _with_loss(case: Any) -> bool:
