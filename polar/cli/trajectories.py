@@ -22,6 +22,9 @@ DataDir = Annotated[
 ]
 Bootstrap = Annotated[str | None, typer.Option(help="Brokers, host:port list.")]
 Prefix = Annotated[str | None, typer.Option(help="First word of the topics' names.")]
+Restitch = Annotated[
+    bool, typer.Option("--restitch", help="Make the trees anew from the recorded calls, with today's code.")
+]
 Text = Annotated[int, typer.Option(help="Characters of each message that are shown; 0: none.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -34,6 +37,7 @@ def show(
     data_dir: DataDir = None,
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
+    restitch: Restitch = False,
     text: Text = 60,
     as_json: Json = False,
 ) -> int:
@@ -44,7 +48,7 @@ def show(
     from polar.cli.trajectory_tree import as_value, print_tree
 
     records = _records(archive, data_dir, bootstrap_servers, prefix)
-    chosen = _chosen(wanted, records)
+    chosen = _chosen(wanted, _trajectories(records, anew=restitch))
     if as_json:
         _print_json({"trajectories": [as_value(each) for each in chosen]})
     else:
@@ -58,15 +62,18 @@ def causes(
     data_dir: DataDir = None,
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
+    restitch: Restitch = False,
     as_json: Json = False,
 ) -> int:
     """Count, by harness and model, the calls whose prompt did not extend an earlier call, by cause."""
     from dataclasses import asdict
 
     from polar.core.cause_counts import count_causes
+    from schemas.calls import CallRecord
 
-    events = [record.event for record in _records(archive, data_dir, bootstrap_servers, prefix)]
-    counts = count_causes(events)
+    records = _records(archive, data_dir, bootstrap_servers, prefix)
+    calls = [record.event for record in records if isinstance(record.event, CallRecord)]
+    counts = count_causes(calls, _trajectories(records, anew=restitch))
     if as_json:
         _print_json({"causes": [{**asdict(each), "causes": dict(each.causes)} for each in counts]})
     else:
@@ -101,19 +108,25 @@ def _records(
     return asyncio.run(read_topics(log_settings(data_dir, bootstrap_servers, prefix), CALLS, TRAJECTORIES))
 
 
-def _chosen(wanted: str, records: "list[LogRecord]") -> "list[Trajectory]":
-    """Trajectories of a session, trajectory or group id, the first of each, in order of their ids."""
+def _trajectories(records: "list[LogRecord]", *, anew: bool) -> "list[Trajectory]":
+    """The recorded trajectories, the first of each id, or those that today's stitcher makes of the calls."""
+    from polar.core.replaying import restitch
     from schemas.trajectories import Trajectory
 
+    if anew:
+        return list(restitch(records).values())
     there: dict[str, Trajectory] = {}
     for record in records:
         if isinstance(record.event, Trajectory):
             there.setdefault(record.event.trajectory_id, record.event)
-    chosen = [
-        each for each in there.values() if wanted in (each.trajectory_id, each.session_id, each.group_id)
-    ]
+    return list(there.values())
+
+
+def _chosen(wanted: str, there: "list[Trajectory]") -> "list[Trajectory]":
+    """Those of a session, trajectory or group id, in order of their ids. Raises MissingError."""
+    chosen = [each for each in there if wanted in (each.trajectory_id, each.session_id, each.group_id)]
     if not chosen:
-        some = ", ".join(sorted(each.session_id for each in there.values())[:3])
+        some = ", ".join(sorted(each.session_id for each in there)[:3])
         known = f"{len(there)} are there, such as {some}" if there else "none is there yet"
         raise MissingError(f"no trajectory of a session, trajectory or group {wanted!r}: {known}")
     return sorted(chosen, key=lambda each: each.session_id)

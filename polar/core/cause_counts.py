@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from polar.core.tree_outline import causes_of
-from schemas.base import Event
 from schemas.calls import CallRecord
 from schemas.trajectories import Trajectory
 
@@ -27,17 +26,13 @@ class CauseCounts:
     """Cause → calls that split off for it."""
 
 
-def count_causes(events: Iterable[Event]) -> list[CauseCounts]:
-    """Counts over the calls of all trajectories, most calls first; repeated records count once."""
+def count_causes(calls: Iterable[CallRecord], trajectories: Iterable[Trajectory]) -> list[CauseCounts]:
+    """Counts over the calls of these trajectories, most calls first. `calls` tell whose they are."""
     sources: dict[str, tuple[str, str]] = {}
-    trajectories: dict[str, Trajectory] = {}
-    for event in events:
-        if isinstance(event, CallRecord):
-            sources.setdefault(event.call_id, (event.native_ids.get("harness", ""), event.model_asked))
-        elif isinstance(event, Trajectory):
-            trajectories.setdefault(event.trajectory_id, event)
+    for record in calls:
+        sources.setdefault(record.call_id, (record.native_ids.get("harness", ""), record.model_asked))
     counts: dict[tuple[str, str], CauseCounts] = {}
-    for trajectory in trajectories.values():
+    for trajectory in trajectories:
         for call in trajectory.calls:
             source = sources.get(call.call_id, ("", ""))
             count = counts.setdefault(source, CauseCounts(*source))

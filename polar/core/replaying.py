@@ -155,6 +155,19 @@ class _Recorded:
             case _:
                 pass
 
+    def stitch(self, rules: UsabilityRules | None) -> dict[str, Trajectory]:
+        """Trajectories of the closed sessions by id."""
+        made = [self.sessions[key].close(closing, rules) for key, closing in self.closings.items()]
+        return {trajectory.trajectory_id: trajectory for trajectory in made}
+
+
+def restitch(records: Iterable[LogRecord], rules: UsabilityRules | None = None) -> dict[str, Trajectory]:
+    """The trajectories of all closed sessions by id, made anew from the calls topic."""
+    recorded = _Recorded()
+    for record in records:
+        recorded.take(record)
+    return recorded.stitch(rules)
+
 
 def replay(
     records: Iterable[LogRecord],
@@ -171,11 +184,7 @@ def replay(
     recorded = _Recorded()
     for record in records:
         recorded.take(record)
-    trajectories = {
-        trajectory.trajectory_id: trajectory
-        for session_id, closing in recorded.closings.items()
-        for trajectory in (recorded.sessions[session_id].close(closing, rules),)
-    }
+    trajectories = recorded.stitch(rules)
     groups = _score_groups(recorded, trajectories, options)
     mismatches = [
         *_compare("trajectory", recorded.trajectories, {k: digest_of(v) for k, v in trajectories.items()}),

@@ -15,6 +15,7 @@ from polar.core.stitching import stitch
 from polar.kafka.records import RawRecord
 from schemas.base import Event, encode
 from schemas.topics import CALLS, TRAJECTORIES, TopicSpec
+from schemas.trajectories import Trajectory
 from tests.unit.core.call_records import SessionRecords
 
 
@@ -41,13 +42,19 @@ def session(member: int) -> SessionRecords:
     return records
 
 
+def old_tree(records: SessionRecords) -> Trajectory:
+    """A trajectory as another version of the stitcher may have made it."""
+    made = stitch(records.opened, records.records, records.sealed())
+    return made.model_copy(update={"reason": "made by an older stitcher"})
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("archive")
     sessions = [session(0), session(1)]
     made: list[tuple[TopicSpec, list[Event]]] = [
-        (CALLS, [call for each in sessions for call in each.records]),
-        (TRAJECTORIES, [stitch(each.opened, each.records, each.sealed()) for each in sessions]),
+        (CALLS, [event for each in sessions for event in (each.opened, *each.records, each.sealed())]),
+        (TRAJECTORIES, [repeated for each in sessions for repeated in [old_tree(each)] * 2]),
     ]
     segments = []
     for topic, events in made:
@@ -104,6 +111,16 @@ def test_json_of_a_trajectory_a_session_or_a_group(
     assert value[0]["causes"] == {"retokenized": 1}
     assert [call["answer"] for call in value[0]["calls"]] == ["GET carrot", ""]
     assert value[0]["calls"][1]["splits"][0]["index"] == 2
+
+
+def test_trees_can_be_made_anew_from_the_calls(archive: Path, capsys) -> None:
+    for options, reason in (([], "made by an older stitcher"), (["--restitch"], "")):
+        assert polar(archive, "show", "shop-1/0/0/1", "--json", *options) == Exit.OK
+        (shown,) = json.loads(capsys.readouterr().out)["trajectories"]
+        assert shown["reason"] == reason
+        assert shown["causes"] == {"retokenized": 1}
+    assert polar(archive, "causes", "--json", "--restitch") == Exit.OK
+    assert json.loads(capsys.readouterr().out)["causes"][0]["causes"] == {"retokenized": 2}
 
 
 def test_an_id_that_is_not_there_is_3_and_says_what_is(archive: Path, capsys) -> None:

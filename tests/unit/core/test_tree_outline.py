@@ -58,8 +58,7 @@ def test_a_token_that_a_usable_call_sampled_is_trained_whoever_else_sampled_it()
 def test_causes_are_counted_once_a_call_by_harness_and_model() -> None:
     records = session()
     sealed = stitch(records.opened, records.records, records.sealed())
-    with_calls = [*records.records, sealed, sealed, *records.records]
-    codex, other = count_causes(with_calls)
+    codex, other = count_causes([*records.records, *records.records], [sealed])
     assert (codex.harness, codex.model, codex.calls, codex.usable) == ("codex_cli_rs", "gpt-x", 5, 3)
     assert (codex.extending, codex.causes) == (2, Counter({"subagent": 1}))
     assert (other.harness, other.model, other.calls, other.causes) == (
