@@ -1,6 +1,7 @@
 """Everything that goes wrong has a clear answer in OpenAI's shape, and loses nothing."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pytest
 
 from schemas.calls import Delivery
 from tests.unit.gateway.fake_engine import Answer, FakeEngine, running_engine
-from tests.unit.gateway.running import SESSION, FakeLog, RunningGateway, eventually, question, running_gateway
+from tests.unit.gateway.running import (
+    SESSION,
+    FakeLog,
+    RunningGateway,
+    eventually,
+    parse_events,
+    question,
+    running_gateway,
+)  # fmt: skip
 
 
 def check_error(body: object, key: str = "") -> dict:
@@ -211,7 +220,7 @@ async def test_too_many_calls(engine: FakeEngine, tmp_path: Path) -> None:
         engine.script = [Answer(delay_s=5, json=engine.answer({"messages": [], "model": "m"}))]
         first = asyncio.create_task(gateway.chat(key))
         await eventually(lambda: len(engine.requests) == 1)
-        status, body, headers = await gateway.chat(key, question("another"))
+        status, body, headers = await gateway.chat(key)
         assert (status, check_error(body)["code"], headers["Retry-After"]) == (429, "too_many_calls", "1")
         first.cancel()
         await eventually(lambda: gateway.parts.sessions.num_in_flight == 0)
@@ -269,3 +278,21 @@ async def test_opening_needs_the_broker(engine: FakeEngine, tmp_path: Path) -> N
         await eventually(lambda: gateway.parts.trouble is None)
         async with gateway.http.get(f"{gateway.url}/ready") as response:
             assert response.status == 200
+
+
+async def test_a_stream_that_broke_off_says_so_in_words_that_harnesses_try_again_after(
+    gateway: RunningGateway, engine: FakeEngine
+) -> None:
+    """Programs match `connection error`, a code with `unavailable`, or the presence of a request id."""
+    key = await gateway.open()
+    chunks = [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in engine.chunks(question())[:2]]
+    engine.script.append(Answer(writes=chunks, end="reset"))
+    headers = {"Authorization": f"Bearer {key}"}
+    async with gateway.http.post(
+        f"{gateway.url}/v1/chat/completions", json=question(stream=True), headers=headers
+    ) as response:
+        events = parse_events(await response.read())
+        assert response.headers["X-Request-Id"] == f"{SESSION}#1"
+    error = check_error(events[-1], key)
+    assert error["code"] == "engine_unavailable"
+    assert error["message"].startswith("upstream connection error: ")

@@ -1,0 +1,125 @@
+"""What the scripted model says: scenes of turns, and the faults on the way.
+
+A scene is one conversation of a harness: its main agent, a sub-agent, a request for a title or
+a summary. Its next turn is found by counting the tool results in the request, so that a request
+that is repeated gets its turn again and any engine state is about faults only.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool."""
+
+    tool: str
+    arguments: str
+    """JSON text as the model writes it, spaces and all; not JSON where that is the point."""
+
+
+def tool_call(tool: str, **arguments: Any) -> ToolCall:
+    """A call whose JSON is written with spaces that no harness would write."""
+    members = " ,  ".join(
+        f"{json.dumps(name)} :{json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items()
+    )
+    return ToolCall(tool, f"{{{members} }}")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer of the model."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = "What is asked for is plain enough."
+    is_cut: bool = False
+    """The length limit ends it: no closing token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The engine answers an error status."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenStream:
+    """The engine's connection breaks in the middle of an answer."""
+
+    num_pieces: int = 4
+
+
+Fault = Refusal | BrokenStream
+
+
+class Conversation:
+    """A chat request as a scene looks at it."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.messages: Sequence[dict[str, Any]] = body["messages"]
+        self.tool_names: list[str] = [tool["function"]["name"] for tool in body.get("tools") or ()]
+        self.num_tool_results = sum(message["role"] == "tool" for message in self.messages)
+
+    @property
+    def text(self) -> str:
+        """All that was said in it."""
+        return "\n".join(text_of(message) for message in self.messages)
+
+    @property
+    def last_text(self) -> str:
+        """The last message."""
+        return text_of(self.messages[-1])
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Text of a message's content."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content)
+    return str(content or "")
+
+
+@dataclass(slots=True)
+class Scene:
+    """See the module."""
+
+    name: str
+    turns: Sequence[Turn]
+    fits: Callable[[Conversation], bool]
+    faults: dict[int, list[Fault]] = field(default_factory=dict)
+    """By turn: what happens, one after the other, before the turn is said."""
+    dropped: set[int] = field(default_factory=set)
+    """Turns that the harness takes out of its history and asks for anew: each is said once."""
+    said: set[int] = field(default_factory=set)
+
+    def play(self, conversation: Conversation) -> tuple[int, Turn | Fault]:
+        """(number of the turn, what happens now)."""
+        results = conversation.num_tool_results
+        for number, turn in enumerate(self.turns):
+            gone = number in self.dropped and number in self.said
+            if not gone and results < max(1, len(turn.calls)):
+                break
+            results -= 0 if gone else len(turn.calls)
+        if waiting := self.faults.get(number):
+            return number, waiting.pop(0)
+        self.said.add(number)
+        return number, self.turns[number]
+
+
+@dataclass(slots=True)
+class Script:
+    """All scenes; the first that fits a request plays."""
+
+    scenes: list[Scene]
+
+    def scene(self, conversation: Conversation) -> Scene:
+        """The scene of this request."""
+        for scene in self.scenes:
+            if scene.fits(conversation):
+                return scene
+        raise AssertionError(f"no scene for a request that ends with {conversation.last_text[:300]!r}")
