@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import hmac
 import json
+import re
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,6 +19,11 @@ from schemas.tasks import LimitSpec, SamplingSpec
 
 PREFIX = "sk-polar-"
 _MAC_BYTES = 18
+
+
+_SIGNS = (b"sk-polar-", b"adm-polar-")
+_SECRETS = re.compile(rb"(sk-polar|adm-polar)-[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)?")
+"""Cut-off keys too: half the claims of a session are nobody's business either."""
 
 
 class SessionClaims(BaseModel):
@@ -86,6 +92,17 @@ def validate(secret: bytes, key: str, *, gateway_id: str, now: float) -> Session
     if now >= claims.expires_at:
         raise InvalidKeyError("expired", f"the key of session {claims.session_id} has expired")
     return claims
+
+
+def mask_keys(data: bytes) -> bytes:
+    """The bytes without session keys and administrators' tokens that stand in them.
+
+    An agent that lists its environment sends its own key in a message; what is masked before
+    anything reads it is in no prompt, no record and no error.
+    """
+    if _SIGNS[0] not in data and _SIGNS[1] not in data:
+        return data
+    return _SECRETS.sub(rb"\1-***", data)
 
 
 def admin_token(secret: bytes) -> str:

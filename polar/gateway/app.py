@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from polar.errors import SettingsError
 from polar.gateway.admin import admin_routes
+from polar.gateway.http_protocol import BoundedHeadProtocol
 from polar.gateway.parts import Parts, running_parts
 from polar.gateway.responses import HttpError
 from polar.gateway.routes import SERVED, dialect_of, model_routes
@@ -94,6 +95,21 @@ async def serve(
         for task in parts.background:
             if task.done():
                 task.result()
+
+
+def server_config(parts: Parts, secret: bytes) -> uvicorn.Config:
+    """How the gateway speaks HTTP: heads are bounded, nothing is logged of a request."""
+    return uvicorn.Config(
+        create_app(parts, secret),
+        http=BoundedHeadProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, int(parts.settings.shutdown_wait_seconds)),
+        timeout_keep_alive=75,
+    )
 
 
 class _Server(uvicorn.Server):

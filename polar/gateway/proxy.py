@@ -28,7 +28,7 @@ from polar.core.dialects.base import Dialect, ModelRequest
 from polar.core.dialects.body import RequestError
 from polar.core.dialects.engine_body import count_body, engine_body
 from polar.core.session_budget import exhausted, tokens_left
-from polar.core.session_keys import InvalidKeyError, SessionClaims, validate
+from polar.core.session_keys import InvalidKeyError, SessionClaims, mask_keys, validate
 from polar.core.token_limits import lower_limit
 from polar.errors import EngineError
 from polar.gateway.engine import EngineStatusError
@@ -168,7 +168,7 @@ class ModelProxy:
         if self._num_requests > 2 * self._settings.max_in_flight:
             raise self._too_many()
         headers = dict(scope["headers"])
-        raw = await read_body(receive, headers, self._settings.max_request_bytes)
+        raw = mask_keys(await read_body(receive, headers, self._settings.max_request_bytes))
         try:
             return dialect.parse_request(raw, headers, scope["path_params"].get("target", "")), claims
         except RequestError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import uvicorn
 from polar.core.session_keys import SessionClaims, admin_token, mint
 from polar.core.stage import Partition
 from polar.errors import LogUnavailableError
-from polar.gateway.app import create_app
+from polar.gateway.app import server_config
 from polar.gateway.parts import Parts, running_parts
 from polar.kafka.writer import LogWriter
 from polar.settings import GatewaySettings, LogSettings
@@ -202,16 +203,13 @@ async def running_gateway(
         return fake if real_log is None else LogWriter(log_settings)
 
     async with running_parts(log_settings, gateway_settings, SECRET, new_writer) as parts:
-        config = uvicorn.Config(
-            create_app(parts, SECRET), port=0, lifespan="off", ws="none", log_config=None, access_log=False,
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(server_config(parts, SECRET))
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        serving = asyncio.create_task(server._serve())
+        listener = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(server._serve([listener]))
         try:
             await eventually(lambda: server.started)
-            port = server.servers[0].sockets[0].getsockname()[1]
+            port = listener.getsockname()[1]
             async with aiohttp.ClientSession() as http:
                 gateway = RunningGateway(f"http://127.0.0.1:{port}", parts, fake, http)
                 gateway.server = server
