@@ -23,7 +23,8 @@ from schemas.tasks import Estimator, RewardSpec
 from tests.unit.core.call_records import SessionRecords
 
 NAN = math.nan
-BUILDERS: tuple[Builder, ...] = ("per_request", "prefix_merging")
+MERGING: tuple[Builder, ...] = ("prefix_merging",)
+BUILDERS: tuple[Builder, ...] = ("per_request", *MERGING)
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Rollout:
     reward: float | None
     branches: Sequence[Sequence[float]] = field(default=((-1.0,),))
     outcome: Outcome = Outcome.COMPLETED
+    temperature: float = 1.0
 
 
 def group(*rollouts: Rollout, name: str = "g", estimator: Estimator = "group_mean") -> ScoredGroup:
@@ -44,7 +46,13 @@ def group(*rollouts: Rollout, name: str = "g", estimator: Estimator = "group_mea
         session = SessionRecords(f"{name}/{number}/0/1")
         for branch, logprobs in enumerate(rollout.branches):
             kind = "subagent" if branch else "agent"
-            session.call([50 + branch], list(range(len(logprobs))), logprobs=logprobs, kind=kind)
+            session.call(
+                [50 + branch],
+                list(range(len(logprobs))),
+                logprobs=logprobs,
+                kind=kind,
+                sampling_used={"temperature": rollout.temperature},
+            )
         made = stitch(session.opened, session.records, session.sealed(rollout.outcome))
         state.trajectories[trajectory_id(session.session_id)] = made
         members.append(GroupMember(session_id=session.session_id, outcome=rollout.outcome))
@@ -103,6 +111,24 @@ def test_a_rollout_at_the_mean_keeps_its_share() -> None:
     scored = group(Rollout(0.5), Rollout(1.0), Rollout(0.0))
     assert advantages(scored) == [0.0, 0.5, -0.5]
     assert set(shares(scored).values()) == {round(1 / 3, 6)}
+
+
+def test_members_that_sample_the_same_tokens_are_occurrences_of_the_same_nodes() -> None:
+    rollouts = [Rollout(float(n), [[-0.5 * n, -0.25]], temperature=0.5 + 0.25 * n) for n in range(8)]
+    scored = group(*rollouts)
+    assert len(scored.tree.tokens) == 3
+    assert len(scored.calls) == 8
+    for builder in MERGING:
+        (row,) = pack([scored], builder=builder, row_tokens=8, policy="p", batch_number=0).rows
+        assert row.tokens.tolist() == [50, 0, 1]
+        occurrences = sorted(
+            zip(row.sources, row.targets, row.advantages, row.engine_logprobs, row.temperatures, strict=True)
+        )
+        assert occurrences == [
+            (source, source, n - 3.5, (-0.5 * n, -0.25)[source], 0.5 + 0.25 * n)
+            for source in (0, 1)
+            for n in range(8)
+        ]
 
 
 # -- no spread ------------------------------------------------------------------------------------
