@@ -20,10 +20,15 @@ def sampled_by_kind(calls: Iterable[StitchedCall]) -> Counter[str]:
 def group_metrics(groups: Iterable[ScoredGroup]) -> dict[str, float | dict[str, float]]:
     """Metrics over all calls of these groups, trained or not.
 
-    `calls`, `sampled_tokens`, `sampled_share_by_kind` (shares that sum up to 1) and
-    `calls_by_cause` (calls that split off from an earlier one).
+    `calls`, `sampled_tokens`, `sampled_share_by_kind` (shares that sum up to 1),
+    `calls_by_cause` (calls that split off from an earlier one), and `excluded_members_by_reason`
+    (rollouts outside the baseline).
     """
+    groups = list(groups)
     calls = [call for group in groups for call in group.calls]
+    excluded = Counter(
+        member.excluded for group in groups for member in group.members if member.excluded is not None
+    )
     kinds = sampled_by_kind(calls)
     total = kinds.total()
     causes = causes_of(calls)
@@ -32,6 +37,7 @@ def group_metrics(groups: Iterable[ScoredGroup]) -> dict[str, float | dict[str, 
         "sampled_tokens": float(total),
         "sampled_share_by_kind": {kind: kinds[kind] / total for kind in sorted(kinds)},
         "calls_by_cause": {cause: float(causes[cause]) for cause in sorted(causes)},
+        "excluded_members_by_reason": {reason: float(excluded[reason]) for reason in sorted(excluded)},
     }
 
 

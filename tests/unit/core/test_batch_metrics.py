@@ -46,7 +46,15 @@ def test_a_manifest_tells_kinds_causes_and_ratios() -> None:
     assert metrics["unique_over_naive"] == pytest.approx(
         metrics["unique_tokens"] / metrics["naive_tokens"]  # type: ignore[operator]
     )
+    assert metrics["excluded_members_by_reason"] == {}
     assert decode(encode(manifest), BATCHES) == manifest
+
+
+def test_members_outside_the_baseline_are_counted_by_reason() -> None:
+    made = group()
+    out = [member.model_copy(update={"excluded": "timed_out"}) for member in made.members]
+    counted = group_metrics([made.model_copy(update={"members": tuple(out)}), made])
+    assert counted["excluded_members_by_reason"] == {"timed_out": 2.0}
 
 
 def test_no_tokens_are_no_division_by_zero() -> None:
@@ -54,6 +62,7 @@ def test_no_tokens_are_no_division_by_zero() -> None:
     assert sharing_ratios(nothing) == {"unique_over_naive": 0.0, "computed_over_unique": 0.0}
     assert group_metrics([]) == {
         "calls": 0.0, "sampled_tokens": 0.0, "sampled_share_by_kind": {}, "calls_by_cause": {},
+        "excluded_members_by_reason": {},
     }  # fmt: skip
 
 
