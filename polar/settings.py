@@ -109,6 +109,13 @@ class GatewaySettings(BaseSettings):
     always_stream: bool = False
     """Engines stream to the gateway even where the harness wants the whole answer at once: engines
     parse tool calls differently in the two ways, and a harness may use both."""
+    keep_alive_seconds: Annotated[float, Field(gt=0, le=20)] = 15.0
+    """After so long without a byte a stream gets a sign of life: some harnesses give up at 60 s."""
+    retry_seconds: Annotated[float, Field(ge=0)] = 120.0
+    """A request that comes again so soon after the answer to it was lost gets that answer. 0: every
+    request is a call of its own, also beside an equal one that is under way."""
+    retry_max_bytes: Annotated[int, Field(ge=0)] = 64 << 20
+    """Memory for answers that may be asked for again; the oldest go first."""
     broker_grace_ms: int = 100
     """An answer waits so long for the broker, then for the spool's fsync."""
     spool_max_bytes: int = 1 << 30

@@ -116,6 +116,7 @@ def admin_routes(parts: Parts, secret: bytes) -> list[Route]:
             )  # fmt: skip
         except ValueError as error:
             raise HttpError(400, str(error), kind="invalid_request_error", param="session_id") from error
+        parts.retries.forget(body.session_id)
         parts.sender.wake()
         try:
             await parts.recorder.durable(record_id)
@@ -168,6 +169,12 @@ def describe(parts: Parts) -> dict[str, Any]:
             "bytes": parts.spool.size_bytes,
             "refused": parts.sender.refused,
             "trouble": parts.sender.trouble,
+        },
+        "retries": {
+            "kept": parts.retries.num_kept,
+            "bytes": parts.retries.kept_bytes,
+            "joined": parts.retries.num_joined,
+            "repeated": parts.retries.num_repeated,
         },
         "current_version": str(parts.engines.current.version),
         "calls_waiting_for_engine": parts.engines.num_waiting,

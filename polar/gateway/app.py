@@ -27,7 +27,7 @@ from polar.errors import SettingsError
 from polar.gateway.admin import admin_routes
 from polar.gateway.http_protocol import BoundedHeadProtocol
 from polar.gateway.parts import Parts, running_parts
-from polar.gateway.responses import HttpError
+from polar.gateway.responses import HttpError, internal_error
 from polar.gateway.routes import SERVED, dialect_of, model_routes
 from polar.gateway.sender import WriterFactory
 from polar.kafka.writer import LogWriter
@@ -170,7 +170,4 @@ def _no_route(request: Request, error: Exception) -> Response:
 
 def _fault(request: Request, error: Exception) -> Response:
     logger.error("a request failed inside the gateway", exc_info=error)
-    return _http_error(
-        request,
-        HttpError(500, f"internal error ({type(error).__name__}); the log has more", kind="server_error"),
-    )
+    return _http_error(request, internal_error(error))

@@ -7,7 +7,7 @@ answer (a whole body, or the last events of a stream) is sent only after that.
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -23,18 +23,11 @@ from polar.core.dialects.engine_answer import (
 from polar.core.dialects.engine_stream import EngineStream
 from polar.core.dialects.sse import SseDecoder, SseError, SseEvent
 from polar.core.recording import Dispatched
+from polar.gateway.answers import Answer
 from polar.gateway.engine import EngineBrokenError, EngineDownError
 from polar.gateway.engines import EnginePool, EngineSlot
 from polar.gateway.recorder import Recorder
-from polar.gateway.responses import (
-    STREAM_HEADERS,
-    HttpError,
-    Send,
-    refused_by_engine,
-    send_error,
-    send_json,
-    unavailable,
-)
+from polar.gateway.responses import HttpError, refused_by_engine, unavailable
 from polar.gateway.sessions import LiveSession
 from schemas.calls import Delivery
 from schemas.ids import call_id
@@ -56,7 +49,7 @@ class Exchange:
         slot: EngineSlot,
         call: Dispatched,
         dialect: Dialect,
-        send: Send,
+        answer: Answer,
     ) -> None:
         self._engines = engines
         self._recorder = recorder
@@ -64,14 +57,12 @@ class Exchange:
         self._slot = slot
         self._call = call
         self._dialect = dialect
-        self._send = send
-        self._call_name = call_id(call.session_id, call.first_seq)
+        self._answer = answer
+        self._call_name = answer.request_id = call_id(call.session_id, call.first_seq)
         self._mark = slot.versions.open()
         self._stream: EngineStream | None = None
         self._client: ClientStream | None = None
         self._record_id: int | None = None
-        self._started = False
-        """The response's head is sent: from now on errors travel inside the stream."""
 
     async def run(self, body: Mapping[str, Any]) -> None:
         """Talk to the engine and answer the harness; whatever happens, record."""
@@ -86,7 +77,7 @@ class Exchange:
             logger.exception(
                 "session_id=%s call %s is not durable", self._call.session_id, self._call.first_seq
             )
-            await self._end_with(unavailable(f"the call cannot be recorded: {error}", "spool_error"))
+            self._end_with(unavailable(f"the call cannot be recorded: {error}", "spool_error"))
         finally:
             self._slot.versions.close(self._mark)
 
@@ -97,7 +88,7 @@ class Exchange:
         }
         try:
             async with self._slot.client.chat(body, headers) as response:
-                await self._answer(response, streamed=bool(body["stream"]))
+                await self._take(response, streamed=bool(body["stream"]))
         except EngineDownError as error:
             self._slot.suspect("engine_down", str(error))
             await self._fail(unavailable(f"engine_down: {error}", "engine_down"))
@@ -108,7 +99,7 @@ class Exchange:
         except (AnswerError, SseError) as error:
             await self._fail(_bad_gateway(str(error), "engine_answer"))
 
-    async def _answer(self, response: aiohttp.ClientResponse, *, streamed: bool) -> None:
+    async def _take(self, response: aiohttp.ClientResponse, *, streamed: bool) -> None:
         if response.status != 200:
             data = await response.read()
             if response.status == 404:
@@ -128,10 +119,12 @@ class Exchange:
             self._client = self._dialect.stream(request, stream.captured)
         decoder = SseDecoder()
         async for data in response.content.iter_any():
-            await self._write(self._converted(decoder.feed(data)))
+            if converted := self._converted(decoder.feed(data)):
+                await self._answer.write(converted)
             if stream.done or stream.error is not None:
                 break
-        await self._write(self._converted(decoder.finish()))
+        if converted := self._converted(decoder.finish()):
+            await self._answer.write(converted)
         if stream.error is not None:
             raise EngineBrokenError(f"engine {self._slot.engine_id} reports: {stream.error}")
         if not stream.is_whole:
@@ -139,9 +132,7 @@ class Exchange:
         if self._client is None:
             await self._deliver(stream.captured, stream.whole_answer())
         else:
-            await self._keep(stream.close())
-            await self._write(self._client.ending())
-            await self._send({"type": "http.response.body", "body": b""})
+            await self._end(stream.close(), self._client.ending)
         await _drain(response)
 
     def _converted(self, events: Sequence[SseEvent]) -> bytes:
@@ -162,34 +153,28 @@ class Exchange:
             body = self._dialect.answer(self._call.request, answer, captured)
         except MALFORMED as error:
             raise malformed(error) from error
-        await self._keep(captured)
-        await send_json(self._send, 200, body)
+        await self._end(captured, lambda: body)
 
-    async def _keep(self, captured: Captured) -> None:
-        """A whole answer is here: record it and wait until the record is durable."""
+    async def _end(self, captured: Captured, ending: Callable[[], bytes]) -> None:
+        """A whole answer is here: record it; its end is sent once the record is durable."""
         await self._engines.refresh(self._slot)
-        await self._recorder.durable(self._record(Delivery.DELIVERED, "", captured))
+        try:
+            end = ending()
+        except MALFORMED as error:
+            raise malformed(error) from error
+        record_id = self._record(Delivery.DELIVERED, "", captured)
+        self._answer.hold(end)
+        await self._recorder.durable(record_id)
+        self._answer.release()
 
     async def _fail(self, error: HttpError) -> None:
         """Record the failure, then tell the harness."""
         await self._recorder.durable(self._record(Delivery.UPSTREAM_ERROR, error.api.message))
-        await self._end_with(error)
+        self._end_with(error)
 
-    async def _end_with(self, error: HttpError) -> None:
-        if self._started and self._client is not None:
-            body = self._client.failure(error.api)
-            await self._send({"type": "http.response.body", "body": body})
-        else:
-            await send_error(self._send, error, self._dialect)
-
-    async def _write(self, data: bytes) -> None:
-        if not data:
-            return
-        if not self._started:
-            self._started = True
-            headers = [*STREAM_HEADERS, (b"x-request-id", self._call_name.encode())]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+    def _end_with(self, error: HttpError) -> None:
+        stream = self._client or self._dialect.stream(self._call.request, Captured())
+        self._answer.fail(error, stream.failure(error.api))
 
     def _record(self, delivery: Delivery, error: str, captured: Captured | None = None) -> int:
         """Spool the record, once: what comes later finds the call recorded."""

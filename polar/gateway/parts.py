@@ -21,6 +21,7 @@ from polar.gateway.engine import EngineClient, new_http_session
 from polar.gateway.engines import EnginePool
 from polar.gateway.proxy import ModelProxy
 from polar.gateway.recorder import Recorder
+from polar.gateway.retries import Retries
 from polar.gateway.sender import SpoolSender, WriterFactory
 from polar.gateway.sessions import SessionTable
 from polar.gateway.spool import Spool
@@ -44,6 +45,7 @@ class Parts:
     sessions: SessionTable
     engines: EnginePool
     recorder: Recorder
+    retries: Retries
     proxy: ModelProxy
     background: list[asyncio.Task[None]] = field(default_factory=list)
     """Sender, engine watch, heartbeat, purge: none of them ends while the gateway runs."""
@@ -66,6 +68,15 @@ class Parts:
             "is_ready": self.trouble is None,
             "records_by_fate_total": self.recorder.counters,
             "refusals_by_status_total": {str(status): n for status, n in self.proxy.refusals.items()},
+            "calls_waiting_for_engine": self.engines.num_waiting,
+            "calls_by_engine": {slot.engine_id: slot.in_flight for slot in self.engines.slots.values()},
+            "engines_fit": sum(not slot.reason for slot in self.engines.slots.values()),
+            "engines_behind": sum(map(self.engines.is_behind, self.engines.slots.values())),
+            "kept_answers": self.retries.num_kept,
+            "kept_answer_bytes": self.retries.kept_bytes,
+            "joined_requests_total": self.retries.num_joined,
+            "repeated_answers_total": self.retries.num_repeated,
+            "keep_alives_total": self.proxy.keep_alives,
         }
 
     @property
@@ -110,8 +121,9 @@ async def running_parts(
             wait_seconds=settings.engine_wait_seconds,
         )
         recorder = Recorder(sessions, sender, settings.broker_grace_ms / 1000)
-        proxy = ModelProxy(settings, secret, spool, sessions, engines, recorder)
-        parts = Parts(log, settings, spool, sender, sessions, engines, recorder, proxy)
+        retries = Retries(settings.retry_max_bytes, settings.retry_seconds)
+        proxy = ModelProxy(settings, secret, spool, sessions, engines, recorder, retries)
+        parts = Parts(log, settings, spool, sender, sessions, engines, recorder, retries, proxy)
         parts.background = tasks = [
             asyncio.create_task(work, name=name)
             for name, work in (

@@ -16,7 +16,7 @@ sees the end of an answer only after that record is durable.
 """
 
 import asyncio
-import contextlib
+import logging
 import sqlite3
 import time
 from collections import Counter
@@ -26,11 +26,13 @@ from urllib.parse import parse_qs
 
 from polar.core.dialects.base import Dialect, ModelRequest
 from polar.core.dialects.body import RequestError
+from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.engine_body import count_body, engine_body
 from polar.core.session_budget import exhausted, tokens_left
 from polar.core.session_keys import InvalidKeyError, SessionClaims, mask_keys, validate
 from polar.core.token_limits import lower_limit
 from polar.errors import EngineError
+from polar.gateway.answers import Answer
 from polar.gateway.engine import EngineStatusError
 from polar.gateway.engines import EnginePool, EngineSlot, NoEngineError
 from polar.gateway.exchange import Exchange
@@ -39,6 +41,8 @@ from polar.gateway.responses import (
     HttpError,
     Receive,
     Send,
+    budget_spent,
+    internal_error,
     read_body,
     refused_by_engine,
     send_error,
@@ -46,15 +50,15 @@ from polar.gateway.responses import (
     unauthorized,
     unavailable,
 )
+from polar.gateway.retries import Retries, is_marked, retry_key
 from polar.gateway.sessions import LiveSession, SessionRefusedError, SessionTable
 from polar.gateway.spool import Spool
 from polar.settings import GatewaySettings
 from schemas.tasks import LimitSpec
 
-_NO_LIMITS = LimitSpec()
-BUDGET_STATUS = 401
-"""Of all statuses the one after which harnesses of this dialect end at once."""
+logger = logging.getLogger(__name__)
 
+_NO_LIMITS = LimitSpec()
 Scope = MutableMapping[str, Any]
 
 
@@ -113,6 +117,7 @@ class ModelProxy:
         sessions: SessionTable,
         engines: EnginePool,
         recorder: Recorder,
+        retries: Retries,
     ) -> None:
         self._settings = settings
         self._secret = secret
@@ -120,7 +125,10 @@ class ModelProxy:
         self._sessions = sessions
         self._engines = engines
         self._recorder = recorder
+        self._retries = retries
         self._num_requests = 0
+        self.keep_alives = 0
+        """Signs of life that were sent while nothing else came."""
         self.refusals: Counter[int] = Counter()
         """Requests that never became a call, by HTTP status."""
 
@@ -146,7 +154,23 @@ class ModelProxy:
 
     async def _sample(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         request, claims = await self._read(dialect, scope, receive)
-        await self._run(claims, dialect, request, receive, send)
+        seconds = self._settings.keep_alive_seconds
+        key = retry_key(claims.session_id, request)
+        answer = self._retries.find(key, is_marked=is_marked(dict(scope["headers"])))
+        if answer is not None:
+            await answer.deliver(receive, send, seconds)
+            return
+        answer = Answer(dialect, is_stream=request.stream, request_id=claims.session_id)
+        self._retries.begin(key, answer)
+        work = asyncio.create_task(self._produce(claims, dialect, request, answer))
+        answer.abandon = work.cancel
+        try:
+            await answer.deliver(receive, send, seconds)
+        finally:
+            # Clients that joined may have stayed behind; what makes their answer ends with this task.
+            await _to_its_end(work)
+            self._retries.end(key, answer)
+            self.keep_alives += answer.keep_alives
 
     async def _count(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         request, claims = await self._read(dialect, scope, receive)
@@ -166,6 +190,7 @@ class ModelProxy:
         claims = authenticate(self._secret, self._settings.id, scope, time.time())
         self._admit(claims)
         if self._num_requests > 2 * self._settings.max_in_flight:
+            self._retries.forget(claims.session_id)  # whatever it is, it may be no retry of those
             raise self._too_many()
         headers = dict(scope["headers"])
         raw = mask_keys(await read_body(receive, headers, self._settings.max_request_bytes))
@@ -176,25 +201,29 @@ class ModelProxy:
                 400, str(error), kind="invalid_request_error", code="invalid_request", param=error.param
             ) from error
 
-    async def _run(
-        self, claims: SessionClaims, dialect: Dialect, request: ModelRequest, receive: Receive, send: Send
+    async def _produce(
+        self, claims: SessionClaims, dialect: Dialect, request: ModelRequest, answer: Answer
     ) -> None:
-        """Run the call until it ends or the client leaves."""
-        work = asyncio.create_task(self._call(claims, dialect, request, send))
-        gone = asyncio.create_task(_until_disconnect(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            work.cancel("the client disconnected")
-            await asyncio.wait({work})
-        finally:
-            gone.cancel()
-            if not work.done():
-                work.cancel("the gateway is stopping")
-                await asyncio.wait({work})
-        if not work.cancelled():
-            work.result()
+        """Make the answer; whatever happens, it ends."""
 
-    async def _call(self, claims: SessionClaims, dialect: Dialect, request: ModelRequest, send: Send) -> None:
+        def fail(error: HttpError) -> None:
+            answer.fail(error, dialect.stream(request, Captured()).failure(error.api))
+
+        try:
+            await self._call(claims, dialect, request, answer)
+        except HttpError as error:
+            self.refusals[error.api.status] += 1
+            fail(error)
+        except asyncio.CancelledError as cancelled:
+            # By a seal or a shutdown; nobody else is left who would read it.
+            fail(unavailable(str(cancelled) or "the call was cancelled", "call_cancelled"))
+        except Exception as error:
+            logger.exception("a call of session_id=%s failed inside the gateway", claims.session_id)
+            fail(internal_error(error))
+
+    async def _call(
+        self, claims: SessionClaims, dialect: Dialect, request: ModelRequest, answer: Answer
+    ) -> None:
         """Admit and dispatch. Raises HttpError as long as nothing was dispatched."""
         live = self._admit(claims)
         slot = await self._engine_for(live)
@@ -215,7 +244,7 @@ class ModelProxy:
             raise unavailable(f"the spool cannot be written: {error}", "spool_error") from error
         slot.in_flight += 1
         try:
-            await Exchange(self._engines, self._recorder, live, slot, call, dialect, send).run(body)
+            await Exchange(self._engines, self._recorder, live, slot, call, dialect, answer).run(body)
         finally:
             slot.in_flight -= 1
             self._sessions.end(live, call)
@@ -235,11 +264,9 @@ class ModelProxy:
             claims.limits, used, choices=request.choices, now=time.time(), ends_at=claims.calls_end_at
         )
         if why is not None:
-            raise HttpError(
-                BUDGET_STATUS,
+            raise budget_spent(
                 f"the budget of session {claims.session_id} is spent: {why}; it takes no more calls",
-                kind="authentication_error",
-                code="session_budget_exhausted",
+                request.dialect,
             )
         return tokens_left(claims.limits, used)
 
@@ -267,7 +294,11 @@ class ModelProxy:
         )
 
 
-async def _until_disconnect(receive: Receive) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
+async def _to_its_end(work: asyncio.Task[None]) -> None:
+    """Wait for it, also when this task is cancelled, which cancels it."""
+    try:
+        await asyncio.wait({work})
+    finally:
+        if not work.done():
+            work.cancel("the gateway is stopping")
+            await asyncio.wait({work})

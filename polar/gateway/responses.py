@@ -5,12 +5,14 @@ from typing import Any
 
 import orjson
 
-from polar.core.dialects.base import Dialect
+from polar.core.dialects.base import Dialect, DialectName
 from polar.core.dialects.errors import CONTEXT_OVERFLOW, ApiError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+BUDGET_SPENT = "session_budget_exhausted"
 
 JSON_TYPE = (b"content-type", b"application/json")
 STREAM_HEADERS = (
@@ -53,6 +55,22 @@ def unauthorized(message: str, code: str = "invalid_api_key") -> HttpError:
 def unavailable(message: str, code: str, *, retry_after: int = 2) -> HttpError:
     """503: try again."""
     return HttpError(503, message, kind="service_unavailable", code=code, retry_after=retry_after)
+
+
+def internal_error(error: Exception) -> HttpError:
+    """500: a defect of the gateway."""
+    message = f"internal error ({type(error).__name__}); the gateway's log has more"
+    return HttpError(500, message, kind="server_error", code="internal_error")
+
+
+def budget_spent(message: str, dialect: DialectName) -> HttpError:
+    """The status after which this dialect's harnesses end at once; others are tried again for minutes.
+
+    Chat harnesses end on 401 (one of them repeats a 400), Codex and Claude Code repeat a 401.
+    """
+    if dialect == "chat":
+        return unauthorized(message, BUDGET_SPENT)
+    return HttpError(400, message, kind="invalid_request_error", code=BUDGET_SPENT)
 
 
 def refused_by_engine(status: int, data: bytes, retry_after: str | None) -> HttpError:

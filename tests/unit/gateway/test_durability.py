@@ -137,7 +137,7 @@ async def test_a_seal_settles_what_is_in_flight_and_cancels_what_does_not_end(
 ) -> None:
     key = await gateway.open()
     engine.script = [Answer(delay_s=0.1, json=engine.answer({"model": "m", "messages": []})), hanging()]
-    calls = [asyncio.create_task(gateway.chat(key)) for _ in range(2)]
+    calls = [asyncio.create_task(gateway.chat(key, question(text))) for text in ("a", "b")]
     await eventually(lambda: len(engine.requests) == 2)
     sealing = asyncio.create_task(gateway.seal())
     await asyncio.sleep(0.02)
@@ -145,8 +145,8 @@ async def test_a_seal_settles_what_is_in_flight_and_cancels_what_does_not_end(
     assert (status, body["error"]["code"]) == (401, "session_sealed")
     assert await sealing == 2
     assert (await calls[0])[0] == 200
-    await asyncio.wait({calls[1]})
-    calls[1].exception()
+    status, body, _ = await calls[1]
+    assert (status, body["error"]["code"]) == (503, "call_cancelled")
     records = {record.seq: record for record in gateway.log.calls()}
     assert [records[1].delivery, records[2].delivery] == [Delivery.DELIVERED, Delivery.CLIENT_ABORTED]
     assert "sealed" in records[2].error
@@ -170,7 +170,7 @@ async def test_opening_and_sealing_are_borders_between_batches(gateway: RunningG
     gateway.log.gate.set()
     keys = await asyncio.gather(*opening)
     gateway.log.gate.clear()
-    calls = [asyncio.create_task(gateway.chat(key)) for key in keys for _ in range(2)]
+    calls = [asyncio.create_task(gateway.chat(key, question(text))) for key in keys for text in ("a", "b")]
     await asyncio.gather(*calls)
     seals = [asyncio.create_task(gateway.seal(f"task/{i}/0/1")) for i in range(3)]
     await asyncio.gather(*seals)
@@ -197,7 +197,7 @@ async def test_clients_that_leave_cost_nothing(gateway: RunningGateway, engine: 
     key = await gateway.open()
     engine.talk = lambda connection, _: count_close(engine, connection)
     for _ in range(5):
-        calls = [asyncio.create_task(gateway.chat(key)) for _ in range(8)]
+        calls = [asyncio.create_task(gateway.chat(key, question(str(number)))) for number in range(8)]
         want = len(engine.requests) + 8
         await eventually(lambda want=want: len(engine.requests) == want)
         for call in calls:

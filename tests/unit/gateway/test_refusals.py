@@ -220,7 +220,7 @@ async def test_too_many_calls(engine: FakeEngine, tmp_path: Path) -> None:
         engine.script = [Answer(delay_s=5, json=engine.answer({"messages": [], "model": "m"}))]
         first = asyncio.create_task(gateway.chat(key))
         await eventually(lambda: len(engine.requests) == 1)
-        status, body, headers = await gateway.chat(key)
+        status, body, headers = await gateway.chat(key, question("another"))
         assert (status, check_error(body)["code"], headers["Retry-After"]) == (429, "too_many_calls", "1")
         first.cancel()
         await eventually(lambda: gateway.parts.sessions.num_in_flight == 0)
