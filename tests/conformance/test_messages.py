@@ -50,7 +50,7 @@ async def test_text(world: Scripted, client: anthropic.AsyncAnthropic, *, stream
     assert (message.stop_reason, message.model) == ("end_turn", "claude-x")
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 1, 0)
-    assert usage.output_tokens == (6 if stream else 1)
+    assert usage.output_tokens == (5 if stream else 1)
     assert world.sent["messages"] == [
         {"role": "system", "content": "Be brief.\nBe kind."},
         {"role": "user", "content": "hi"},
