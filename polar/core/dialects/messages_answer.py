@@ -13,8 +13,8 @@ from polar.core.dialects.base import ModelRequest, answer_id
 from polar.core.dialects.blocks import Block, Blocks, Step
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.errors import ApiError
-from polar.core.dialects.messages_input import input_of
 from polar.core.dialects.sealed import seal
+from polar.core.dialects.unparsed import input_of
 
 _ERROR_TYPES = {
     400: "invalid_request_error",

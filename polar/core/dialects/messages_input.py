@@ -8,17 +8,14 @@ one text again; text blocks that a harness put side by side are joined by a line
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from polar.core.dialects.body import RequestError, read_field
 from polar.core.dialects.canonical import data_uri, image_part, joined, tool_call
 from polar.core.dialects.sealed import unseal
+from polar.core.dialects.unparsed import arguments_of
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a system block that Claude Code writes anew for each version and sub-agent."""
 _HOSTED = frozenset({"server_tool_use", "web_search_tool_result", "redacted_thinking", "container_upload"})
-UNPARSED = "__unparsedToolInput"
-"""Where Claude Code, and this gateway, put arguments that are no JSON object."""
 
 
 class Conversation:
@@ -161,27 +158,6 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(name, str) or not isinstance(call_id, str):
         raise RequestError(f"{where} needs id and name as text", where)
     return tool_call(call_id, name, arguments_of(block.get("input")))
-
-
-def arguments_of(value: Any) -> str:
-    """A call's input as the text that the model wrote, or as compact JSON."""
-    if isinstance(value, dict) and len(value) == 1:
-        unparsed = value.get(UNPARSED)
-        if isinstance(unparsed, dict) and isinstance(unparsed.get("raw"), str):
-            return str(unparsed["raw"])
-    return orjson.dumps({} if value is None else value).decode()
-
-
-def input_of(arguments: str) -> orjson.Fragment | dict[str, Any]:
-    """A call's arguments as a JSON object: as the model wrote them, or marked where they are none."""
-    if not arguments.strip():
-        return {}
-    try:
-        if isinstance(orjson.loads(arguments), dict):
-            return orjson.Fragment(arguments)
-    except orjson.JSONDecodeError:
-        pass
-    return {UNPARSED: {"raw": arguments, "len": len(arguments)}}
 
 
 def _image_url(source: Mapping[str, Any], where: str) -> str:
