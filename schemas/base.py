@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import orjson
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_json
 
 
 class WireModel(BaseModel):
@@ -43,17 +45,14 @@ def canonical_json(value: Any) -> bytes:
     escapes, a float that JSON does not know as the text `NaN`, `Infinity` or `-Infinity`.
     """
     try:
-        return _dump(value).encode()
-    except UnicodeEncodeError:
-        return _dump(value, ensure_ascii=True).encode()
-    except ValueError:
-        return canonical_json(_finite(value))
-
-
-def _dump(value: Any, *, ensure_ascii: bool = False) -> str:
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=ensure_ascii, allow_nan=False
-    )
+        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:
+        # Half a surrogate pair, a number beyond 64 bits, a key that is no text.
+        return json.dumps(_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    if b"null" in data and data.count(b"null") != to_json(value, inf_nan_mode="strings").count(b"null"):
+        # orjson writes non-finite floats as null.
+        return orjson.dumps(_finite(value), option=orjson.OPT_SORT_KEYS)
+    return data
 
 
 def _finite(value: Any) -> Any:

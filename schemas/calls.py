@@ -58,7 +58,7 @@ class MessagesDelta(WireModel):
     """Leading messages equal to those of the base call's request."""
     new: tuple[dict[str, Any], ...] = ()
     digest: str
-    """Digest of the whole message list."""
+    """Digest over the SHA-256 of each message of the whole list."""
 
 
 class ToolsDelta(WireModel):

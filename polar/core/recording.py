@@ -5,10 +5,9 @@ record's bases are calls whose records were built (hence spooled) before it. Del
 only: without a history the same record comes out whole.
 """
 
-import hashlib
-from collections import deque
+import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -16,19 +15,16 @@ import orjson
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import Captured, CapturedChoice
 from polar.core.dialects.engine_body import sampling_asked
+from polar.core.session_history import EncodedMessages, SessionHistory
 from schemas.base import canonical_json, digest, encode
 from schemas.calls import CallRecord, Delivery, MessagesDelta, PromptDelta, ToolsDelta, Usage
-from schemas.columns import FloatColumn, TokenColumn
+from schemas.columns import Column, FloatColumn, TokenColumn
 from schemas.ids import call_id
 from schemas.policies import PolicyInterval, PolicyVersion
 from schemas.topics import CALLS
 
-BASES = 8
-"""Earlier calls that are tried as a base: enough for a few interleaved sub-agents."""
-MAX_TOOL_LISTS = 64
 MAX_RECORD_BYTES = CALLS.max_message_bytes - 4096
 """The topic's limit counts key and headers too."""
-_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,67 +44,17 @@ class Dispatched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Base:
-    seq: int
-    ids: bytes
-    """Packed prompt + sampled ids."""
-    messages: tuple[bytes, ...]
-    """SHA-256 per message of the request."""
+class EncodedCall:
+    """A record and its bytes on the log."""
 
-    @property
-    def size_bytes(self) -> int:
-        return len(self.ids) + 64 * len(self.messages)
+    record: CallRecord
+    data: bytes
+    """Equal to `encode(record)`."""
 
-
-@dataclass(slots=True)
-class SessionHistory:
-    """What deltas of a session are made against; bounded, and dispensable."""
-
-    _bases: deque[_Base] = field(default_factory=lambda: deque(maxlen=BASES))
-    _tool_lists: set[str] = field(default_factory=set)
-    """Digests of lists that stand in full in a record of the session."""
-    _tool_digests: dict[bytes, str] = field(default_factory=dict)
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory held, roughly."""
-        return sum(base.size_bytes for base in self._bases)
-
-    def prompt(self, ids: TokenColumn) -> PromptDelta:
-        """The prompt against the call that shares the longest prefix (ties: the latest)."""
-        best, kept = None, 0
-        for base in self._bases:
-            shared = common_prefix(base.ids, ids.data)
-            if shared >= max(kept, 1):
-                best, kept = base.seq, shared
-        return PromptDelta(base_call=best, kept=kept, new_ids=ids[kept:])
-
-    def messages(self, messages: Sequence[dict[str, Any]], encoded: Sequence[bytes]) -> MessagesDelta:
-        """The messages against the call that shares most of them; `encoded`: canonical JSON of each."""
-        marks = _marks(encoded)
-        best, kept = None, 0
-        for base in self._bases:
-            shared = _common_messages(base.messages, marks)
-            if shared >= max(kept, 1):
-                best, kept = base.seq, shared
-        return MessagesDelta(base_call=best, kept=kept, new=tuple(messages[kept:]), digest=digest(*encoded))
-
-    def tools(self, tools: Sequence[dict[str, Any]]) -> ToolsDelta:
-        """The tools, in full only the first time."""
-        # The same list comes with every call; its canonical form costs far more than this look-up.
-        mark = hashlib.sha256(orjson.dumps(tools)).digest()
-        name = self._tool_digests.get(mark)
-        if name is None:
-            if len(self._tool_digests) >= MAX_TOOL_LISTS:
-                self._tool_digests.clear()
-            name = self._tool_digests[mark] = digest(*map(canonical_json, tools))
-        return ToolsDelta(digest=name, tools=None if name in self._tool_lists else tuple(tools))
-
-    def remember(self, record: CallRecord, prompt: TokenColumn, encoded: Sequence[bytes]) -> None:
-        """Make a recorded call a base for later ones."""
-        self._bases.append(_Base(record.seq, prompt.data + record.sampled_ids.data, _marks(encoded)))
-        if record.tools.tools is not None and len(self._tool_lists) < MAX_TOOL_LISTS:
-            self._tool_lists.add(record.tools.digest)
+    @classmethod
+    def of(cls, record: CallRecord) -> "EncodedCall":
+        """Encode a record."""
+        return cls(record, encode(record))
 
 
 def build_records(
@@ -119,9 +65,9 @@ def build_records(
     last_version: PolicyVersion,
     delivery: Delivery,
     error: str = "",
-) -> list[CallRecord]:
+) -> list[EncodedCall]:
     """One record per choice asked for, in order of seq; `history` learns them."""
-    encoded = [canonical_json(message) for message in call.request.messages]
+    messages = EncodedMessages.of(call.request.messages)
     prompt = _token_column(captured.prompt_ids)
     complete = prompt is not None and captured.is_complete()
     records = []
@@ -148,7 +94,7 @@ def build_records(
             policy=PolicyInterval(first=call.first_version, last=last_version),
             engine_id=call.engine_id,
             engine_request_id=captured.engine_request_id,
-            messages=history.messages(call.request.messages, encoded),
+            messages=history.messages(messages),
             tools=history.tools(call.request.tools),
             notes=call.request.notes,
             answer=choice.message,
@@ -162,12 +108,44 @@ def build_records(
             untrainable=untrainable,
             error=error,
         )
-        if len(encode(record)) > MAX_RECORD_BYTES:
-            records.append(_without_texts(record))
+        data = _encode(record, messages)
+        if len(data) > MAX_RECORD_BYTES:
+            records.append(EncodedCall.of(_without_texts(record)))
             continue
-        history.remember(record, prompt or TokenColumn(), encoded)
-        records.append(record)
+        history.remember(record.seq, prompt or TokenColumn(), sampled, messages, record.tools)
+        records.append(EncodedCall(record, data))
     return records
+
+
+def _encode(record: CallRecord, messages: EncodedMessages) -> bytes:
+    """The record's bytes, put together from the messages' own: `encode(record)`, for a part of its cost."""
+    new = [orjson.Fragment(text) for text in messages.texts[record.messages.kept :]]
+    foreign = {
+        name: orjson.Fragment(canonical_json(getattr(record, name)))
+        for name in ("answer", "sampling_asked", "sampling_used")
+    }
+    tools = record.tools.tools
+    fields = {
+        **record.__dict__,
+        **foreign,
+        "messages": {**record.messages.__dict__, "new": new},
+        "tools": {
+            **record.tools.__dict__,
+            "tools": tools if tools is None else [orjson.Fragment(canonical_json(tool)) for tool in tools],
+        },
+    }
+    try:
+        return orjson.dumps(fields, default=_plain, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:
+        # Half a surrogate pair, a number beyond 64 bits: the way that takes everything.
+        return encode(record)
+
+
+def _plain(value: Any) -> Any:
+    """JSON form of what records hold beside plain data."""
+    if isinstance(value, Column):
+        return base64.b64encode(value.data).decode("ascii")
+    return value.__dict__
 
 
 def unfinished_record(
@@ -194,20 +172,6 @@ def unfinished_record(
         delivery=Delivery.CLIENT_ABORTED,
         error=error,
     )
-
-
-def common_prefix(a: bytes, b: bytes) -> int:
-    """Leading items that two packed columns share, by bisection over memory compares."""
-    low, high = 0, min(len(a), len(b)) // _TOKEN_BYTES
-    if a[: high * _TOKEN_BYTES] == b[: high * _TOKEN_BYTES]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low * _TOKEN_BYTES : middle * _TOKEN_BYTES] == b[low * _TOKEN_BYTES : middle * _TOKEN_BYTES]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _without_texts(record: CallRecord) -> CallRecord:
@@ -266,16 +230,3 @@ def _usage(captured: Captured, choice: CapturedChoice, *, alone: bool) -> Usage 
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _marks(encoded: Sequence[bytes]) -> tuple[bytes, ...]:
-    return tuple(hashlib.sha256(message).digest() for message in encoded)
-
-
-def _common_messages(a: Sequence[bytes], b: Sequence[bytes]) -> int:
-    shared = 0
-    for left, right in zip(a, b, strict=False):
-        if left != right:
-            break
-        shared += 1
-    return shared

@@ -6,7 +6,6 @@ mean what they say: `opened` stands on the log, `calls` of a seal is on the log 
 
 import asyncio
 import hmac
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -84,7 +83,7 @@ def admin_routes(parts: Parts, secret: bytes) -> list[Route]:
                 raise unauthorized("this needs the administrators' token", "invalid_admin_token")
             try:
                 return await handler(request)
-            except sqlite3.Error as error:
+            except OSError as error:
                 raise unavailable(f"the spool cannot be written: {error}", "spool_error") from error
 
         return checked
@@ -162,7 +161,7 @@ def describe(parts: Parts) -> dict[str, Any]:
     return {
         "gateway_id": parts.settings.id,
         "open_sessions": parts.spool.open_sessions(_MAX_LISTED),
-        "num_open_sessions": parts.spool.count_open(),
+        "num_open_sessions": parts.spool.num_open,
         "in_flight": parts.sessions.num_in_flight,
         "spool": {
             "records": parts.spool.num_records,

@@ -6,7 +6,6 @@ answer (a whole body, or the last events of a stream) is sent only after that.
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,7 +71,7 @@ class Exchange:
             except asyncio.CancelledError as cancelled:
                 self._record(Delivery.CLIENT_ABORTED, str(cancelled) or "cancelled")
                 raise
-        except (sqlite3.Error, OSError) as error:
+        except OSError as error:
             # The number stays reserved: its record is written at the seal or the next start.
             logger.exception(
                 "session_id=%s call %s is not durable", self._call.session_id, self._call.first_seq

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -60,7 +59,7 @@ class Parts:
     def metrics(self) -> Metrics:
         """See polar.core.metrics."""
         return {
-            "open_sessions": self.spool.count_open(),
+            "open_sessions": self.spool.num_open,
             "calls_in_flight": self.sessions.num_in_flight,
             "spool_records": self.spool.num_records,
             "spool_bytes": self.spool.size_bytes,
@@ -167,7 +166,7 @@ async def _beat(parts: Parts) -> None:
             incarnation=parts.incarnation,
             seq=seq,
             url=parts.url,
-            open_sessions=parts.spool.count_open(),
+            open_sessions=parts.spool.num_open,
             in_flight=parts.sessions.num_in_flight,
             spool_records=parts.spool.num_records,
             ready=trouble is None,
@@ -180,9 +179,6 @@ async def _beat(parts: Parts) -> None:
 
 async def _purge(spool: Spool) -> None:
     while True:
-        try:
-            if forgotten := spool.purge(time.time()):
-                logger.info("forgot %s sessions whose keys expired", forgotten)
-        except sqlite3.Error:
-            logger.exception("the spool cannot be purged")
+        if forgotten := spool.purge(time.time()):
+            logger.info("forgot %s sessions whose keys expired", forgotten)
         await asyncio.sleep(_PURGE_SECONDS)

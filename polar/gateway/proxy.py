@@ -17,7 +17,6 @@ sees the end of an answer only after that record is durable.
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
@@ -240,7 +239,7 @@ class ModelProxy:
                 live, request, asyncio.current_task(), trainable=claims.trainable, sampling_used=used,
                 engine_id=slot.engine_id, first_version=slot.versions.settled,
             )  # fmt: skip
-        except sqlite3.Error as error:
+        except OSError as error:
             raise unavailable(f"the spool cannot be written: {error}", "spool_error") from error
         slot.in_flight += 1
         try:

@@ -37,13 +37,13 @@ class Recorder:
         delivery: Delivery,
         error: str,
     ) -> int:
-        """Spool a call's records; returns the spool id of the last. Raises sqlite3.Error."""
+        """Spool a call's records; returns the spool id of the last. Raises OSError."""
         records = build_records(
             call, captured, live.history, last_version=last_version, delivery=delivery, error=error
         )
         record_id = self._sessions.commit(live, records)
         self._sender.wake()
-        for record in records:
+        for record in [built.record for built in records]:
             self.counters[record.delivery] += 1
             if record.untrainable is not None:
                 self.counters[record.untrainable] += 1

@@ -12,7 +12,6 @@ before a crash and not yet dropped is sent again: consumers know duplicates by t
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -55,6 +54,7 @@ class SpoolSender:
         self._sent = 0
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._syncing: asyncio.Task[None] | None = None
+        self._next_sync: asyncio.Task[None] | None = None
         self._writer: Writer | None = None
         self.refused = 0
         """Records over the broker's limit: logged and left out, since nothing could send them."""
@@ -74,7 +74,7 @@ class SpoolSender:
                 try:
                     await self._send_next(writer)
                     failures = 0
-                except (LogError, sqlite3.Error) as error:
+                except (LogError, OSError) as error:
                     pause = _PAUSES[min(failures, len(_PAUSES) - 1)]
                     failures += 1
                     self.trouble = str(error)
@@ -97,21 +97,16 @@ class SpoolSender:
 
     async def acknowledged(self, record_id: int) -> None:
         """Wait until the broker holds this record."""
-        if not self._spool.has_record(record_id):
-            return
-        future = self._waiting.get(record_id)
-        if future is None:
-            future = self._waiting[record_id] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(future)
+        if (future := self._future_of(record_id)) is not None:
+            await asyncio.wait({future})
 
     async def durable(self, record_id: int, grace_seconds: float) -> None:
         """Wait until a record outlives this machine: on the log, or after the grace fsynced here.
 
         Raises OSError when the disk refuses.
         """
-        try:
-            await asyncio.wait_for(self.acknowledged(record_id), grace_seconds)
-        except TimeoutError:
+        future = self._future_of(record_id)
+        if future is not None and not (await asyncio.wait({future}, timeout=grace_seconds))[0]:
             await self._synced()
 
     async def drained(self) -> None:
@@ -132,13 +127,13 @@ class SpoolSender:
         except RecordTooLargeError:
             await self._send_singly(writer, batch)
         self.trouble = ""
-        self._spool.acknowledge(batch)
+        self._spool.acknowledge(batch[-1].id)
         self._sent = batch[-1].id
         for record in batch:
             if (future := self._waiting.pop(record.id, None)) and not future.done():
                 future.set_result(None)
-        if self._spool.wants_checkpoint:
-            await asyncio.to_thread(self._spool.checkpoint)
+        if self._spool.wants_release:
+            await asyncio.to_thread(self._spool.release)
 
     async def _send_singly(self, writer: Writer, batch: list[SpooledRecord]) -> None:
         for record in batch:
@@ -151,15 +146,26 @@ class SpoolSender:
                     record.id, record.session_id,
                 )  # fmt: skip
 
+    def _future_of(self, record_id: int) -> asyncio.Future[None] | None:
+        """Done when the broker holds the record; none when it does already. Never cancelled."""
+        if not self._spool.has_record(record_id):
+            return None
+        future = self._waiting.get(record_id)
+        if future is None:
+            future = self._waiting[record_id] = asyncio.get_running_loop().create_future()
+        return future
+
     async def _synced(self) -> None:
-        """One fsync at a time; who comes while one runs needs the next."""
-        while self._syncing is not None:
-            await asyncio.wait({self._syncing})
-        self._syncing = asyncio.ensure_future(asyncio.to_thread(self._spool.fsync))
-        try:
-            await asyncio.shield(self._syncing)
-        finally:
-            self._syncing = None
+        """One fsync at a time; all who come while one runs share the next."""
+        if self._next_sync is None:
+            self._next_sync = asyncio.create_task(self._sync_after(self._syncing))
+        await asyncio.shield(self._next_sync)
+
+    async def _sync_after(self, running: asyncio.Task[None] | None) -> None:
+        if running is not None:
+            await asyncio.wait({running})
+        self._syncing, self._next_sync = self._next_sync, None
+        await asyncio.to_thread(self._spool.fsync)
 
 
 async def _write(writer: Writer, records: Sequence[SpooledRecord]) -> None:

@@ -17,11 +17,12 @@ from typing import Any
 import orjson
 
 from polar.core.dialects.base import ModelRequest
-from polar.core.recording import Dispatched, SessionHistory, unfinished_record
+from polar.core.recording import Dispatched, EncodedCall, unfinished_record
 from polar.core.session_budget import Used
+from polar.core.session_history import SessionHistory
 from polar.core.session_keys import SessionClaims
 from polar.gateway.spool import SessionRow, Spool
-from schemas.calls import CallRecord, SessionOpened, SessionSealed
+from schemas.calls import SessionOpened, SessionSealed
 from schemas.ids import group_of
 from schemas.policies import PolicyVersion
 from schemas.sessions import Outcome
@@ -166,7 +167,7 @@ class SessionTable:
             first_version=first_version,
         )
 
-    def commit(self, live: LiveSession, records: Sequence[CallRecord]) -> int:
+    def commit(self, live: LiveSession, records: Sequence[EncodedCall]) -> int:
         """Spool a call's records; returns the id of the last. The history has grown: trim it."""
         record_id = self._spool.record(records)
         size = live.history.size_bytes
@@ -221,7 +222,7 @@ class SessionTable:
                 version=PolicyVersion.parse(known["version"]),
                 error=error,
             )
-            self._spool.record([record])
+            self._spool.record([EncodedCall.of(record)])
             logger.warning("session_id=%s call %s has no answer: %s", session, seq, error)
         return len(unrecorded)
 

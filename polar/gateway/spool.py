@@ -1,51 +1,43 @@
-"""The durable spool: SQLite in WAL mode, one file per gateway.
+"""The durable spool of one gateway: sessions, calls without a record, records without an acknowledgement.
 
-| table | holds | until |
+| state | holds | until |
 |---|---|---|
 | sessions | key opened, next seq, sealed | a day after the key expired |
 | reserved | numbers given to calls that have no record yet | their record is spooled |
-| records | events of polar.calls.v1, in the order they happened | the broker's acknowledgement |
+| waiting | events of polar.calls.v1, in the order they happened | the broker's acknowledgement |
 
-Invariant: a number leaves `reserved` in the transaction that puts its record into `records`,
-so every number has exactly one record, whenever the process dies. A commit survives the end
-of the process at once, and the end of the machine after `fsync`. One thread (the event loop)
-uses the main connection; `fsync` and `checkpoint` have handles of their own for other threads.
+The state is in memory; every change of it is a frame of the journal first, and a restart adds
+the frames up again. Invariant: one frame takes a number out of `reserved` and puts its record
+into `waiting`, so every number has exactly one record, whenever the process dies. What was
+acknowledged just before a kill may be sent once more.
 """
 
 import fcntl
-import os
-import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+from polar.core.recording import EncodedCall
 from polar.errors import SettingsError
+from polar.gateway.journal import Blob, Journal
 from schemas.base import encode
-from schemas.calls import CallRecord, SessionOpened, SessionSealed
+from schemas.calls import SessionOpened, SessionSealed
+
+logger = logging.getLogger(__name__)
 
 FORGET_SECONDS = 24 * 3600
 """A session is remembered so long after its key expired: it may be sealed late, or twice."""
-
-CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""At so many bytes of new events the write-ahead log should be moved into the database."""
-
-_TABLES = """
-CREATE TABLE IF NOT EXISTS sessions (
-    session_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, expires_at REAL NOT NULL,
-    next_seq INTEGER NOT NULL DEFAULT 1, sampled_tokens INTEGER NOT NULL DEFAULT 0,
-    opened_record INTEGER NOT NULL, sealed_record INTEGER
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS reserved (
-    session_id TEXT NOT NULL, seq INTEGER NOT NULL, info BLOB NOT NULL, PRIMARY KEY (session_id, seq)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS records (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL,
-    borders INTEGER NOT NULL, event BLOB NOT NULL
-);
-"""
+SEGMENT_BYTES = 32 * 1024 * 1024
+"""At this size the journal goes on in a new segment, so that the old one can go."""
+_HELD_BYTES = 16 * 1024 * 1024
+"""Waiting records up to so many bytes stay in memory; the rest is read again when its turn comes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionRow:
     """A session as the spool knows it."""
 
@@ -61,6 +53,9 @@ class SessionRow:
     """Spool id of its SessionSealed; none while it is open."""
 
 
+_fields_of = attrgetter(*(field.name for field in fields(SessionRow)))
+
+
 @dataclass(frozen=True, slots=True)
 class SpooledRecord:
     """An event that the broker has not acknowledged."""
@@ -72,8 +67,22 @@ class SpooledRecord:
     data: bytes
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A record's place; `data` while it is held in memory."""
+
+    id: int
+    session_id: str
+    borders: bool
+    blob: Blob
+    data: bytes | None
+
+
 class Spool:
-    """See the module. All methods but `fsync` and `checkpoint` belong to the event loop's thread."""
+    """See the module. All methods but `fsync` and `release` belong to the event loop's thread.
+
+    Whatever changes something raises OSError when the disk refuses; then nothing has changed.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open or make the spool in `folder`. Raises SettingsError when another process has it."""
@@ -86,182 +95,215 @@ class Spool:
             raise SettingsError(
                 f"spool {folder} is in use: give each gateway an id of its own (POLAR_GATEWAY_ID)"
             ) from error
-        path = folder / "spool.sqlite"
-        self._main = sqlite3.connect(path, isolation_level=None)
-        self._main.execute("PRAGMA journal_mode=WAL")
-        self._main.execute("PRAGMA synchronous=NORMAL")
-        # A checkpoint inside a commit would stall the event loop for its fsyncs.
-        self._main.execute("PRAGMA wal_autocheckpoint=0")
-        self._main.execute(f"PRAGMA journal_size_limit={CHECKPOINT_BYTES * 4}")
-        self._main.executescript(_TABLES)
-        self._checkpointer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self.num_records, self.size_bytes = self._main.execute(
-            "SELECT count(*), coalesce(sum(length(event)), 0) FROM records"
-        ).fetchone()
-        self._unchecked_bytes = 0
-        self._wal = os.open(f"{path}-wal", os.O_RDONLY)  # made by the read above
-        directory = os.open(folder, os.O_RDONLY)
-        os.fsync(directory)
-        os.close(directory)
+        self._sessions: dict[str, SessionRow] = {}
+        self._reserved: dict[str, dict[int, str]] = {}
+        self._waiting: deque[_Waiting] = deque()
+        self._next_id = 1
+        self._acknowledged = 0
+        """Spool id of the last record that the broker holds."""
+        self._held_bytes = 0
+        self.size_bytes = 0
+        """Of all waiting records."""
+        self.num_open = 0
+        """Unsealed sessions."""
+        self._journal = Journal(folder)
+        for head, blobs in self._journal.frames():
+            self._apply(head, blobs)
+        self._journal.begin_segment(self._state())
+        self.release()
 
     def close(self) -> None:
-        """Release the file; what is in it stays."""
-        self._checkpointer.close()
-        self._main.close()
-        os.close(self._wal)
+        """Release the files; what is in them stays."""
+        self._journal.append({"kind": "acknowledged", "acknowledged": self._acknowledged})
+        self._journal.close()
         self._lock.close()
+
+    @property
+    def num_records(self) -> int:
+        """Records that wait for the broker."""
+        return len(self._waiting)
 
     def session(self, session_id: str) -> SessionRow | None:
         """What is known of a session."""
-        row = self._main.execute(
-            "SELECT session_id, group_id, expires_at, next_seq, sampled_tokens, opened_record, sealed_record"
-            " FROM sessions WHERE session_id = ?",
-            (session_id,),
-        ).fetchone()
-        return None if row is None else SessionRow(*row)
+        return self._sessions.get(session_id)
 
     def open_sessions(self, limit: int) -> list[str]:
         """Ids of unsealed sessions."""
-        rows = self._main.execute(
-            "SELECT session_id FROM sessions WHERE sealed_record IS NULL ORDER BY session_id LIMIT ?",
-            (limit,),
-        )
-        return [session_id for (session_id,) in rows]
-
-    def count_open(self) -> int:
-        """Number of unsealed sessions."""
-        return int(
-            self._main.execute("SELECT count(*) FROM sessions WHERE sealed_record IS NULL").fetchone()[0]
-        )
+        return sorted(row.session_id for row in self._sessions.values() if row.sealed_record is None)[:limit]
 
     def open_session(self, event: SessionOpened, expires_at: float) -> int:
         """Add a session and its opening record; returns the record's id."""
-        data = encode(event)
-        with self._main:
-            self._main.execute("BEGIN")
-            record_id = self._append(event.session_id, data, borders=True)
-            self._main.execute(
-                "INSERT INTO sessions (session_id, group_id, expires_at, opened_record) VALUES (?, ?, ?, ?)",
-                (event.session_id, event.group_id, expires_at, record_id),
-            )
-        self._count([data])
-        return record_id
+        row = [event.session_id, event.group_id, expires_at]
+        return self._change({"kind": "open", "session": row}, [encode(event)])
 
     def reserve(self, session_id: str, infos: Sequence[bytes]) -> int:
         """Give the next numbers of an open session to calls; returns the first number.
 
-        `infos` is what a restart needs to write the record of a call that died with the process.
+        `infos` (JSON) is what a restart needs to write the record of a call that died with the process.
         """
-        with self._main:
-            self._main.execute("BEGIN")
-            (after,) = self._main.execute(
-                "UPDATE sessions SET next_seq = next_seq + ? WHERE session_id = ? RETURNING next_seq",
-                (len(infos), session_id),
-            ).fetchone()
-            first = int(after) - len(infos)
-            self._main.executemany(
-                "INSERT INTO reserved VALUES (?, ?, ?)",
-                [(session_id, first + index, info) for index, info in enumerate(infos)],
-            )
+        first = self._sessions[session_id].next_seq
+        texts = [info.decode() for info in infos]
+        self._change({"kind": "reserve", "session": session_id, "first": first, "infos": texts})
         return first
 
     def unrecorded(self, session_id: str | None = None) -> list[tuple[str, int, bytes]]:
         """(session, seq, info) of numbers without a record, in order; of one session or of all."""
-        return self._main.execute(
-            "SELECT session_id, seq, info FROM reserved WHERE session_id = ifnull(?, session_id)"
-            " ORDER BY session_id, seq",
-            (session_id,),
-        ).fetchall()
+        sessions = sorted(self._reserved) if session_id is None else [session_id]
+        return [
+            (session, seq, text.encode())
+            for session in sessions
+            for seq, text in sorted(self._reserved.get(session, {}).items())
+        ]
 
-    def record(self, records: Sequence[CallRecord]) -> int:
-        """Spool the records of reserved numbers; returns the id of the last."""
-        record_id = 0
-        encoded = [encode(record) for record in records]
-        with self._main:
-            self._main.execute("BEGIN")
-            for record, data in zip(records, encoded, strict=True):
-                record_id = self._append(record.session_id, data, borders=False)
-                self._main.execute(
-                    "DELETE FROM reserved WHERE session_id = ? AND seq = ?", (record.session_id, record.seq)
-                )
-            self._main.executemany(
-                "UPDATE sessions SET sampled_tokens = sampled_tokens + ? WHERE session_id = ?",
-                [(len(record.sampled_ids), record.session_id) for record in records],
-            )
-        self._count(encoded)
-        return record_id
+    def record(self, calls: Sequence[EncodedCall]) -> int:
+        """Spool the records of reserved numbers of one session; returns the id of the last."""
+        head = {
+            "kind": "record",
+            "session": calls[0].record.session_id,
+            "seqs": [call.record.seq for call in calls],
+            "sampled": sum(len(call.record.sampled_ids) for call in calls),
+        }
+        return self._change(head, [call.data for call in calls])
 
     def seal(self, event: SessionSealed) -> int:
         """Spool the seal and close the session for good; returns the record's id."""
-        data = encode(event)
-        with self._main:
-            self._main.execute("BEGIN")
-            record_id = self._append(event.session_id, data, borders=True)
-            self._main.execute(
-                "UPDATE sessions SET sealed_record = ? WHERE session_id = ?", (record_id, event.session_id)
-            )
-        self._count([data])
-        return record_id
+        return self._change({"kind": "seal", "session": event.session_id}, [encode(event)])
 
     def batch(self, after: int, *, max_records: int, max_bytes: int) -> list[SpooledRecord]:
         """The next records behind `after`: at least one if there is one, within the limits else."""
-        rows = self._main.execute(
-            "SELECT id, session_id, borders, event FROM records WHERE id > ? ORDER BY id LIMIT ?",
-            (after, max_records),
-        )
         taken: list[SpooledRecord] = []
         size = 0
-        for record_id, session_id, borders, data in rows:
-            size += len(data)
-            if taken and size > max_bytes:
+        for waiting in self._waiting:
+            if waiting.id <= after:
+                continue
+            size += waiting.blob.size
+            if len(taken) == max_records or (taken and size > max_bytes):
                 break
-            taken.append(SpooledRecord(record_id, session_id, bool(borders), data))
+            data = self._journal.read(waiting.blob) if waiting.data is None else waiting.data
+            taken.append(SpooledRecord(waiting.id, waiting.session_id, waiting.borders, data))
         return taken
 
-    def acknowledge(self, records: Sequence[SpooledRecord]) -> None:
-        """Drop records that the broker holds."""
-        with self._main:
-            self._main.execute("BEGIN")
-            self._main.executemany("DELETE FROM records WHERE id = ?", [(record.id,) for record in records])
-        self.num_records -= len(records)
-        self.size_bytes -= sum(len(record.data) for record in records)
+    def acknowledge(self, last_id: int) -> None:
+        """The broker holds all records up to this one: drop them.
+
+        Nothing is written for that alone: the next frame says it.
+        """
+        self._acknowledged = max(self._acknowledged, last_id)
+        while self._waiting and self._waiting[0].id <= last_id:
+            waiting = self._waiting.popleft()
+            self.size_bytes -= waiting.blob.size
+            if waiting.data is not None:
+                self._held_bytes -= waiting.blob.size
 
     def has_record(self, record_id: int) -> bool:
         """Whether a record still waits for its acknowledgement."""
-        return self._main.execute("SELECT 1 FROM records WHERE id = ?", (record_id,)).fetchone() is not None
+        return self._acknowledged < record_id < self._next_id
 
     def purge(self, now: float) -> int:
-        """Forget sessions whose keys expired long ago; returns how many."""
-        with self._main:
-            self._main.execute("BEGIN")
-            return self._main.execute(
-                "DELETE FROM sessions WHERE expires_at < ?"
-                " AND session_id NOT IN (SELECT session_id FROM reserved)",
-                (now - FORGET_SECONDS,),
-            ).rowcount
+        """Forget sessions whose keys expired long ago; returns how many.
+
+        Nothing is written for that: a restart may remember them until the next purge.
+        """
+        forgotten = [
+            row.session_id
+            for row in self._sessions.values()
+            if row.expires_at < now - FORGET_SECONDS and row.session_id not in self._reserved
+        ]
+        for session_id in forgotten:
+            self.num_open -= self._sessions.pop(session_id).sealed_record is None
+        return len(forgotten)
 
     def fsync(self) -> None:
-        """Everything committed so far survives the end of the machine. Blocks; for a thread."""
-        os.fsync(self._wal)
+        """Everything so far survives the end of the machine. Blocks; for a thread. Raises OSError."""
+        self._journal.fsync()
 
     @property
-    def wants_checkpoint(self) -> bool:
-        """Whether the write-ahead log has grown enough."""
-        return self._unchecked_bytes >= CHECKPOINT_BYTES
+    def wants_release(self) -> bool:
+        """Whether segments stand there in which nothing waits."""
+        return self._journal.oldest < self._first_needed
 
-    def checkpoint(self) -> None:
-        """Move the write-ahead log into the database. Blocks; for a thread."""
-        self._unchecked_bytes = 0
-        self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    def release(self) -> None:
+        """Delete those segments. Blocks; for a thread. Raises OSError."""
+        self._journal.release(self._first_needed)
 
-    def _append(self, session_id: str, data: bytes, *, borders: bool) -> int:
-        cursor = self._main.execute(
-            "INSERT INTO records (session_id, borders, event) VALUES (?, ?, ?)", (session_id, borders, data)
-        )
-        return int(cursor.lastrowid or 0)
+    @property
+    def _first_needed(self) -> int:
+        return self._waiting[0].blob.segment if self._waiting else self._journal.segment
 
-    def _count(self, added: Sequence[bytes]) -> None:
-        size = sum(map(len, added))
-        self.num_records += len(added)
-        self.size_bytes += size
-        self._unchecked_bytes += size
+    def _change(self, change: dict[str, Any], data: Sequence[bytes] = ()) -> int:
+        """Write a change, then make it; returns the id of its last record."""
+        if self._journal.segment_bytes >= SEGMENT_BYTES:
+            self._journal.begin_segment(self._state())
+        head = {**change, "id": self._next_id, "acknowledged": self._acknowledged}
+        self._apply(head, self._journal.append(head, data), data)
+        return self._next_id - 1
+
+    def _apply(self, head: Mapping[str, Any], blobs: Sequence[Blob], data: Sequence[bytes] = ()) -> None:
+        """Make a change that stands in the journal."""
+        kind = head["kind"]
+        if kind == "state":
+            self._restore(head)
+        elif kind == "open":
+            session_id, group_id, expires_at = head["session"]
+            row = SessionRow(session_id, group_id, expires_at, 1, 0, head["id"], None)
+            self._sessions[session_id] = row
+            self.num_open += 1
+            self._wait(head, session_id, blobs, data, borders=True)
+        elif kind == "reserve":
+            reserved = self._reserved.setdefault(head["session"], {})
+            for seq, info in enumerate(head["infos"], start=head["first"]):
+                reserved[seq] = info
+            self._sessions[head["session"]].next_seq = head["first"] + len(head["infos"])
+        elif kind == "record":
+            self._unreserve(head["session"], head["seqs"])
+            if (session := self._sessions.get(head["session"])) is not None:
+                session.sampled_tokens += head["sampled"]
+            self._wait(head, head["session"], blobs, data, borders=False)
+        elif kind == "seal":
+            session = self._sessions[head["session"]]
+            self.num_open -= session.sealed_record is None
+            session.sealed_record = head["id"]
+            self._wait(head, head["session"], blobs, data, borders=True)
+        self.acknowledge(head["acknowledged"])
+
+    def _unreserve(self, session_id: str, seqs: Sequence[int]) -> None:
+        reserved = self._reserved.get(session_id, {})
+        for seq in seqs:
+            reserved.pop(seq, None)
+        if not reserved:
+            self._reserved.pop(session_id, None)
+
+    def _wait(
+        self, head: Mapping[str, Any], session_id: str, blobs: Sequence[Blob], data: Sequence[bytes],
+        *, borders: bool,
+    ) -> None:  # fmt: skip
+        for index, blob in enumerate(blobs):
+            is_held = bool(data) and self._held_bytes + blob.size <= _HELD_BYTES
+            self._held_bytes += blob.size * is_held
+            self.size_bytes += blob.size
+            record_id = head["id"] + index
+            held = data[index] if is_held else None
+            self._waiting.append(_Waiting(record_id, session_id, borders, blob, held))
+            self._next_id = record_id + 1
+
+    def _state(self) -> dict[str, Any]:
+        """Everything but the records that wait: those keep their segments."""
+        return {
+            "kind": "state",
+            "sessions": [_fields_of(row) for row in self._sessions.values()],
+            "reserved": [
+                [session_id, seq, info]
+                for session_id, infos in self._reserved.items()
+                for seq, info in infos.items()
+            ],
+            "next_id": self._next_id,
+            "acknowledged": self._acknowledged,
+        }
+
+    def _restore(self, head: Mapping[str, Any]) -> None:
+        self._sessions = {values[0]: SessionRow(*values) for values in head["sessions"]}
+        self.num_open = sum(row.sealed_record is None for row in self._sessions.values())
+        self._reserved = {}
+        for session_id, seq, info in head["reserved"]:
+            self._reserved.setdefault(session_id, {})[seq] = info
+        self._next_id = head["next_id"]

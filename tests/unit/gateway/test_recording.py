@@ -1,6 +1,7 @@
 """Records from calls: deltas give back what was there, bounds hold, foreign data cannot break them."""
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from polar.core.dialects.chat import ChatDialect
 from polar.core.dialects.engine_answer import MALFORMED, AnswerError, Captured, CapturedChoice, read_answer
 from polar.core.dialects.engine_body import engine_body
 from polar.core.dialects.engine_stream import EngineStream
-from polar.core.recording import Dispatched, SessionHistory, build_records, common_prefix
+from polar.core.recording import Dispatched, build_records
+from polar.core.session_history import SessionHistory, common_prefix
 from polar.core.session_keys import SessionClaims
 from polar.gateway.versions import EngineVersions, parse_weight_version
 from schemas.base import canonical_json, digest, encode
@@ -55,8 +57,9 @@ def built(
     captured.choices[0] = CapturedChoice(
         token_ids=sampled, logprobs=[-1.0] * len(sampled), finish_reason="stop", **choice
     )
-    (record,) = build_records(call, captured, history, last_version=BASE_VERSION, delivery=Delivery.DELIVERED)
-    return record
+    (built,) = build_records(call, captured, history, last_version=BASE_VERSION, delivery=Delivery.DELIVERED)
+    assert built.data == encode(built.record)
+    return built.record
 
 
 @given(ids, ids)
@@ -91,7 +94,8 @@ def test_deltas_give_back_prompts_messages_and_tools(
         kept = [] if record.messages.base_call is None else texts[record.messages.base_call]
         texts[seq] = kept[: record.messages.kept] + list(record.messages.new)
         assert texts[seq] == messages
-        assert record.messages.digest == digest(*map(canonical_json, messages))
+        marks = [hashlib.sha256(canonical_json(message)).digest() for message in messages]
+        assert record.messages.digest == digest(*marks)
         if record.tools.tools is not None:
             tools_by_digest[record.tools.digest] = list(record.tools.tools)
         assert tools_by_digest[record.tools.digest] == tools
@@ -124,10 +128,11 @@ def test_ids_that_are_none_make_a_call_untrainable(prompt: list[Any], sampled: l
 def test_log_probs_that_lack_are_nan() -> None:
     captured = Captured(prompt_ids=[1], usage={"prompt_tokens": 1, "completion_tokens": 3})
     captured.choices[0] = CapturedChoice(token_ids=[1, 2, 3], logprobs=[-0.5])
-    (record,) = build_records(
+    (built,) = build_records(
         dispatched(1, [{"role": "user", "content": "x"}]), captured, SessionHistory(),
         last_version=BASE_VERSION, delivery=Delivery.DELIVERED,
     )  # fmt: skip
+    record = built.record
     assert record.logprobs.tolist()[0] == -0.5
     assert all(math.isnan(value) for value in record.logprobs.tolist()[1:])
     assert record.untrainable == "ids_incomplete"
@@ -195,11 +200,12 @@ def test_whatever_an_engine_says_a_record_comes_out(value: Any, hide: bool) -> N
             with contextlib.suppress(*MALFORMED):
                 client.on_chunk(chunk)
     for kept in (captured, stream.close()):
-        (record,) = build_records(
+        (built,) = build_records(
             dispatched(1, [{"role": "user", "content": "x"}]), kept, SessionHistory(),
             last_version=BASE_VERSION, delivery=Delivery.UPSTREAM_ERROR,
         )  # fmt: skip
-        assert decode(encode(record), CALLS).call_id == "t/0/0/1#1"
+        assert built.data == encode(built.record)
+        assert decode(built.data, CALLS).call_id == "t/0/0/1#1"
 
 
 @given(st.binary(max_size=60) | bent(REQUEST).map(lambda value: json.dumps(value).encode()))

@@ -1,0 +1,153 @@
+"""What is asked of the gateways: one long text as tokens, and chat requests cut from it.
+
+The text is this repository's own sources. Tokens are its words, spaces and signs; an id is a checksum of
+its token, so ids repeat as often as words do in text, which is what compression sees of a real tokenizer.
+"""
+
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bench.record import ROOT
+
+MODEL = "policy"
+VOCABULARY = 151_643
+_TOKEN = re.compile(r" ?[A-Za-z]+|\d{1,3}|\n[ ]*|[ ]+|[^\w\s]+|_+|\S")
+_NUM_TOOLS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One size of call."""
+
+    request_kb: int
+    prompt: int
+    """Prompt ids."""
+    sampled: int
+    """Sampled ids."""
+
+
+LOADS = {"5k": Load(42, 5_000, 200), "20k": Load(80, 20_000, 500), "50k": Load(500, 50_000, 1_000)}
+
+
+@cache
+def tokens() -> tuple[str, ...]:
+    """The text, token by token; at least 65,000 of them."""
+    sources = sorted((ROOT / "polar").rglob("*.py")) + sorted((ROOT / "tests").rglob("*.py"))
+    found: list[str] = []
+    for path in sources:
+        found += _TOKEN.findall(path.read_text())
+        if len(found) > 80_000:
+            break
+    return tuple(found)
+
+
+def write_stream(path: Path) -> None:
+    """The token stream as the mock engine reads it: id, tab, text inside a JSON string."""
+    lines = [f"{zlib.crc32(token.encode()) % VOCABULARY}\t{json.dumps(token)[1:-1]}\n" for token in tokens()]
+    path.write_text("".join(lines))
+
+
+def text(begin: int, end: int) -> str:
+    """The text of tokens [begin, end)."""
+    return "".join(tokens()[begin:end])
+
+
+def mark(prompt: int, sampled: int, *, wait_ms: int = 0, gap_ms: int = 0) -> str:
+    """What a request says to the mock engine."""
+    return f"[[prompt={prompt} sampled={sampled} wait_ms={wait_ms} gap_ms={gap_ms}]]"
+
+
+def tools() -> list[dict[str, Any]]:
+    """Tool definitions as a coding agent sends them, about 10 KB."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": f"tool_{number}",
+                "description": text(number * 90, number * 90 + 90),
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "path": {"type": "string", "description": "Absolute path of the file to work on."},
+                        "pattern": {"type": "string", "description": "Regular expression to look for."},
+                        "limit": {"type": "integer", "minimum": 1, "maximum": 2000},
+                    },
+                    "required": ["path"],
+                },
+            },
+        }
+        for number in range(_NUM_TOOLS)
+    ]
+
+
+def first_request(
+    load: Load, *, stream: bool = False, wait_ms: int = 0, gap_ms: int = 0, model: str = MODEL
+) -> bytes:
+    """A first call: system prompt, tools, some turns, filled up to the load's size."""
+    wish = mark(load.prompt, load.sampled, wait_ms=wait_ms, gap_ms=gap_ms)
+    ending = {"role": "user", "content": f"Go on. {wish}"}
+    messages: list[dict[str, Any]] = [{"role": "system", "content": text(0, 1500)}]
+    body = {"model": model, "messages": messages, "tools": tools(), "stream": stream, "max_tokens": 4096}
+    at, number = 1500, 0
+    missing = load.request_kb * 1000 - len(_dump(body)) - len(_dump(ending))
+    while missing > 400:
+        piece = text(at, at + 600)[: missing - 300]
+        number += 1
+        turn = [
+            {"role": "assistant", "content": None, "tool_calls": [_tool_call(number)]},
+            {"role": "tool", "tool_call_id": f"call_{number}", "content": piece},
+        ]
+        messages += turn
+        at = (at + 600) % 60_000
+        missing -= len(_dump(turn))
+    messages.append(ending)
+    return _dump(body)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLoad:
+    """A session that grows call by call."""
+
+    calls: int = 60
+    first_prompt: int = 5_000
+    last_prompt: int = 60_000
+    sampled: int = 200
+
+    def prompt(self, call: int) -> int:
+        """Prompt ids of a call, counted from 0."""
+        return self.first_prompt + (self.last_prompt - self.first_prompt) * call // (self.calls - 1)
+
+    def requests(self) -> list[bytes]:
+        """Each call's body; every one holds all before it and what the engine answered."""
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": text(0, 1500)},
+            {"role": "user", "content": text(1500, self.first_prompt)},
+        ]
+        bodies = []
+        for call in range(self.calls):
+            prompt = self.prompt(call)
+            messages[-1]["content"] += mark(prompt, self.sampled)
+            bodies.append(_dump({"model": MODEL, "messages": messages, "tools": tools()[:4]}))
+            answered = prompt + self.sampled
+            messages.append({"role": "assistant", "content": text(prompt, answered)})
+            if call + 1 < self.calls:
+                messages.append({"role": "user", "content": text(answered, self.prompt(call + 1))})
+        return bodies
+
+
+def _tool_call(number: int) -> dict[str, Any]:
+    arguments = json.dumps({"path": f"/repo/src/module_{number}.py", "limit": 200})
+    return {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "tool_1", "arguments": arguments},
+    }
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

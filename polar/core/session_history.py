@@ -1,0 +1,141 @@
+"""What the records of a session are delta-encoded against: a few earlier calls, and its tool lists.
+
+Bounded, and dispensable: without a history the same record comes out whole.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from schemas.base import canonical_json, digest
+from schemas.calls import MessagesDelta, PromptDelta, ToolsDelta
+from schemas.columns import TokenColumn
+
+BASES = 8
+"""Earlier calls that are tried as a base: enough for a few interleaved sub-agents."""
+MAX_TOOL_LISTS = 64
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedMessages:
+    """A request's messages with what the history and the record need of them."""
+
+    messages: tuple[dict[str, Any], ...]
+    texts: tuple[bytes, ...]
+    """Canonical JSON of each."""
+    marks: tuple[bytes, ...]
+    """SHA-256 of each text."""
+
+    @classmethod
+    def of(cls, messages: tuple[dict[str, Any], ...]) -> "EncodedMessages":
+        """Encode each once."""
+        texts = tuple([canonical_json(message) for message in messages])
+        return cls(messages, texts, tuple([hashlib.sha256(text).digest() for text in texts]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    seq: int
+    ids: bytes
+    """Packed prompt + sampled ids."""
+    marks: tuple[bytes, ...]
+    """Of the request's messages."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.ids) + 64 * len(self.marks)
+
+    def says_no_more_than(self, other: "_Base") -> bool:
+        """Whether every later call shares at least as much with the other."""
+        return other.ids.startswith(self.ids) and other.marks[: len(self.marks)] == self.marks
+
+
+@dataclass(slots=True)
+class SessionHistory:
+    """See the module."""
+
+    _bases: list[_Base] = field(default_factory=list)
+    """The latest last."""
+    _tool_lists: set[str] = field(default_factory=set)
+    """Digests of lists that stand in full in a record of the session."""
+    _tool_digests: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held, roughly."""
+        return sum(base.size_bytes for base in self._bases)
+
+    def prompt(self, ids: TokenColumn) -> PromptDelta:
+        """The prompt against the call that shares the longest prefix (ties: the latest)."""
+        best, kept = None, 0
+        for base in reversed(self._bases):
+            if min(len(base.ids), len(ids.data)) > kept * _TOKEN_BYTES:
+                shared = common_prefix(base.ids, ids.data)
+                if shared > kept:
+                    best, kept = base.seq, shared
+        return PromptDelta(base_call=best, kept=kept, new_ids=ids[kept:])
+
+    def messages(self, messages: EncodedMessages) -> MessagesDelta:
+        """The messages against the call that shares most of them (ties: the latest)."""
+        best, kept = None, 0
+        for base in reversed(self._bases):
+            if min(len(base.marks), len(messages.marks)) > kept:
+                shared = _common_messages(base.marks, messages.marks)
+                if shared > kept:
+                    best, kept = base.seq, shared
+        return MessagesDelta(
+            base_call=best, kept=kept, new=messages.messages[kept:], digest=digest(*messages.marks)
+        )
+
+    def tools(self, tools: Sequence[dict[str, Any]]) -> ToolsDelta:
+        """The tools, in full only the first time."""
+        # The same list comes with every call; its canonical form costs far more than this look-up.
+        mark = hashlib.sha256(orjson.dumps(tools)).digest()
+        name = self._tool_digests.get(mark)
+        if name is None:
+            if len(self._tool_digests) >= MAX_TOOL_LISTS:
+                self._tool_digests.clear()
+            name = self._tool_digests[mark] = digest(*map(canonical_json, tools))
+        return ToolsDelta(digest=name, tools=None if name in self._tool_lists else tuple(tools))
+
+    def remember(
+        self,
+        seq: int,
+        prompt: TokenColumn,
+        sampled: TokenColumn,
+        messages: EncodedMessages,
+        tools: ToolsDelta,
+    ) -> None:
+        """Make a recorded call a base for later ones."""
+        new = _Base(seq, prompt.data + sampled.data, messages.marks)
+        needed = [base for base in self._bases if not base.says_no_more_than(new)]
+        self._bases = [*needed[1 - BASES :], new]
+        if tools.tools is not None and len(self._tool_lists) < MAX_TOOL_LISTS:
+            self._tool_lists.add(tools.digest)
+
+
+def common_prefix(a: bytes, b: bytes) -> int:
+    """Leading items that two packed columns share, by bisection over memory compares."""
+    low, high = 0, min(len(a), len(b)) // _TOKEN_BYTES
+    if a.startswith(b) or b.startswith(a):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low * _TOKEN_BYTES : middle * _TOKEN_BYTES] == b[low * _TOKEN_BYTES : middle * _TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _common_messages(a: Sequence[bytes], b: Sequence[bytes]) -> int:
+    shared = 0
+    for left, right in zip(a, b, strict=False):
+        if left != right:
+            break
+        shared += 1
+    return shared

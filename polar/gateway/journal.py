@@ -1,0 +1,203 @@
+"""The spool's files: frames appended to numbered segments.
+
+| frame | holds |
+|---|---|
+| first of a segment | the state that all older segments add up to, so that they may go |
+| any other | one change: a JSON head and blobs behind it |
+
+    frame = size of head+blobs, CRC-32 of head+blobs, size of head (uint32 each, little-endian), head, blobs
+
+Invariants: a change is there whole or not at all, since a frame that is cut off or damaged ends
+its segment; a segment appears under its name only with its first frame; frames are never changed.
+A frame survives the end of the process once `append` returned, the end of the machine after `fsync`.
+"""
+
+import contextlib
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+_FRAME = struct.Struct("<III")
+_NAME = "segment-"
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Where a blob lies."""
+
+    segment: int
+    offset: int
+    size: int
+
+
+@dataclass(slots=True)
+class _Segment:
+    number: int
+    path: Path
+    descriptor: int
+    size: int
+    is_synced: bool = False
+    is_torn: bool = False
+    """A half frame may stand behind `size`."""
+
+
+class Journal:
+    """Segments in one folder. Only `fsync` and `release` may be called from other threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._segments: dict[int, _Segment] = {}
+        """By number, in order."""
+        self._table = threading.Lock()
+        """Held while segments come and go, never during disk work."""
+        self._disk = threading.Lock()
+        """Held while descriptors are synced or closed."""
+        self._has_new_names = False
+        """Segments were added whose names are not on the disk yet."""
+        for draft in folder.glob(f"{_NAME}*.draft"):
+            draft.unlink()
+        for path in sorted(folder.glob(f"{_NAME}*")):
+            self._add(int(path.name.removeprefix(_NAME)), path)
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment that is written to; 0 while there is none."""
+        return next(reversed(self._segments), 0)
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest segment."""
+        return next(iter(self._segments), 0)
+
+    @property
+    def segment_bytes(self) -> int:
+        """Size of the segment that is written to."""
+        return self._segments[self.segment].size
+
+    def frames(self) -> Iterator[tuple[Mapping[str, Any], list[Blob]]]:
+        """(head, blobs) of all whole frames, oldest first; the head names the blobs' `sizes`."""
+        for segment in self._segments.values():
+            offset = 0
+            while (frame := self._read_frame(segment, offset)) is not None:
+                head, begin, end = frame
+                blobs = []
+                for size in head.get("sizes", ()):
+                    blobs.append(Blob(segment.number, begin, size))
+                    begin += size
+                yield head, blobs
+                offset = end
+
+    def append(self, head: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> list[Blob]:
+        """Write one change; where its blobs lie. Raises OSError, and then nothing was written."""
+        segment = self._segments[self.segment]
+        if segment.is_torn:
+            # What is behind a half frame would never be read again.
+            os.ftruncate(segment.descriptor, segment.size)
+        packed, begin = _pack(head, blobs)
+        segment.is_torn = True
+        written = os.writev(segment.descriptor, [packed, *blobs])
+        if written != begin + sum(map(len, blobs)):
+            raise OSError(28, f"{segment.path.name} took only a part of a change; is the disk full?")
+        segment.is_torn = False
+        places, offset = [], segment.size + begin
+        for blob in blobs:
+            places.append(Blob(segment.number, offset, len(blob)))
+            offset += len(blob)
+        segment.size += written
+        segment.is_synced = False
+        return places
+
+    def read(self, blob: Blob) -> bytes:
+        """A blob's bytes."""
+        return os.pread(self._segments[blob.segment].descriptor, blob.size, blob.offset)
+
+    def begin_segment(self, state: Mapping[str, Any]) -> None:
+        """Go on in a new segment that starts with this state. Raises OSError, and then nothing changed."""
+        number = self.segment + 1
+        path = self._folder / f"{_NAME}{number:010d}"
+        draft = path.with_suffix(".draft")
+        try:
+            draft.write_bytes(_pack(state, ())[0])
+            draft.rename(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        self._add(number, path)
+
+    def fsync(self) -> None:
+        """Everything appended so far survives the end of the machine. Blocks."""
+        with self._disk:
+            self._sync()
+
+    def release(self, first: int) -> None:
+        """Delete the segments before number `first`, once what came after is on the disk. Blocks."""
+        with self._disk:
+            self._sync()
+            with self._table:
+                released = [self._segments.pop(number) for number in list(self._segments) if number < first]
+            for segment in released:
+                os.close(segment.descriptor)
+                segment.path.unlink()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with self._disk, self._table:
+            for segment in self._segments.values():
+                os.close(segment.descriptor)
+            self._segments.clear()
+
+    def _add(self, number: int, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        with self._table:
+            self._segments[number] = _Segment(number, path, descriptor, os.fstat(descriptor).st_size)
+            self._has_new_names = True
+
+    def _sync(self) -> None:
+        with self._table:
+            segments = [segment for segment in self._segments.values() if not segment.is_synced]
+            has_new_names, self._has_new_names = self._has_new_names, False
+        for segment in segments:
+            # Before the work: what is appended meanwhile takes the mark away again.
+            segment.is_synced = True
+            try:
+                os.fsync(segment.descriptor)
+            except OSError:
+                segment.is_synced = False
+                raise
+        if has_new_names:
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def _read_frame(self, segment: _Segment, offset: int) -> tuple[Mapping[str, Any], int, int] | None:
+        """(head, where its blobs begin, where it ends); none at the end or at a damaged frame."""
+        fixed = os.pread(segment.descriptor, _FRAME.size, offset)
+        if len(fixed) < _FRAME.size:
+            return None
+        size, checksum, head_size = _FRAME.unpack(fixed)
+        content = os.pread(segment.descriptor, size, offset + _FRAME.size)
+        if len(content) < size or zlib.crc32(content) != checksum:
+            return None
+        begin = offset + _FRAME.size
+        return orjson.loads(content[:head_size]), begin + head_size, begin + size
+
+
+def _pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[bytes, int]:
+    """(frame without its blobs, its size). Blobs are named in the head by their sizes."""
+    text = orjson.dumps({**head, "sizes": [len(blob) for blob in blobs]} if blobs else head)
+    size, checksum = len(text), zlib.crc32(text)
+    for blob in blobs:
+        size += len(blob)
+        checksum = zlib.crc32(blob, checksum)
+    packed = _FRAME.pack(size, checksum, len(text)) + text
+    return packed, len(packed)
