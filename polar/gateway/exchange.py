@@ -61,6 +61,7 @@ class Exchange:
         self._mark = slot.versions.open()
         self._stream: EngineStream | None = None
         self._client: ClientStream | None = None
+        self._has_begun = False
         self._record_id: int | None = None
 
     async def run(self, body: Mapping[str, Any]) -> None:
@@ -118,12 +119,10 @@ class Exchange:
             self._client = self._dialect.stream(request, stream.captured)
         decoder = SseDecoder()
         async for data in response.content.iter_any():
-            if converted := self._converted(decoder.feed(data)):
-                await self._answer.write(converted)
+            await self._write(self._converted(decoder.feed(data)))
             if stream.done or stream.error is not None:
                 break
-        if converted := self._converted(decoder.finish()):
-            await self._answer.write(converted)
+        await self._write(self._converted(decoder.finish()))
         if stream.error is not None:
             raise EngineBrokenError(f"engine {self._slot.engine_id} reports: {stream.error}")
         if not stream.is_whole:
@@ -134,13 +133,19 @@ class Exchange:
             await self._end(stream.close(), self._client.ending)
         await _drain(response)
 
-    def _converted(self, events: Sequence[SseEvent]) -> bytes:
-        """Bytes for the harness from the engine's events. Raises AnswerError."""
+    async def _write(self, data: bytes | None) -> None:
+        """The head of the stream goes out with the engine's first chunk, though it may say nothing."""
+        if data or (data is not None and not self._has_begun):
+            self._has_begun = True
+            await self._answer.write(data)
+
+    def _converted(self, events: Sequence[SseEvent]) -> bytes | None:
+        """Bytes for the harness from the engine's chunks; None without any. Raises AnswerError."""
         if self._stream is None:
-            return b""
+            return None
         chunks = [chunk for event in events if (chunk := self._stream.on_data(event.data)) is not None]
-        if self._client is None:
-            return b""
+        if self._client is None or not chunks:
+            return None
         try:
             return b"".join([self._client.on_chunk(chunk) for chunk in chunks])
         except MALFORMED as error:

@@ -241,8 +241,11 @@ async def test_errors(world: Scripted, client: genai.Client) -> None:
     wrong.close()
 
 
-async def test_a_stream_that_breaks_ends_in_an_error(world: Scripted, client: genai.Client) -> None:
-    world.break_off(Say("half an answer"), after=4)
+@pytest.mark.parametrize("after", [1, 4], ids=["before-a-word", "in-the-text"])
+async def test_a_stream_that_breaks_ends_in_an_error(
+    world: Scripted, client: genai.Client, after: int
+) -> None:
+    world.break_off(Say("half an answer"), after=after)
     with pytest.raises(errors.ServerError, match="broke off"):
         await ask(client, stream=True)
     assert (await world.record()).delivery is Delivery.UPSTREAM_ERROR

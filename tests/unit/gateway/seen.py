@@ -57,11 +57,9 @@ class Seen:
     @property
     def ended_well(self) -> bool:
         """Whether something in it may be taken for a good end."""
-        finishes = [
-            choice.get("finish_reason") for event in self.events for choice in event.get("choices", ())
-        ]
-        finishes += [one.get("finishReason") for event in self.events for one in event.get("candidates", ())]
         ends = ("response.completed", "response.incomplete", "message_stop")
+        finishes = [choice.get("finish_reason") for choice in self._all("choices")]
+        finishes += [candidate.get("finishReason") for candidate in self._all("candidates")]
         return (
             "[DONE]" in self.text or any(finishes) or any(event.get("type") in ends for event in self.events)
         )
@@ -78,5 +76,8 @@ class Seen:
                     whole[name] += call["function"].get(name) or ""
         return list(calls.values())
 
+    def _all(self, name: str) -> list[dict[str, Any]]:
+        return [one for event in self.events for one in event.get(name, ())]
+
     def _deltas(self) -> list[dict[str, Any]]:
-        return [choice["delta"] for event in self.events for choice in event.get("choices", ())]
+        return [choice["delta"] for choice in self._all("choices")]
