@@ -80,7 +80,7 @@ async def archive_topics(
 
     Raises SettingsError when the folder holds something, LogUnavailableError.
     """
-    _claim(folder)
+    claim(folder)
     segments: list[Segment] = []
     for topic in DOWNSTREAM_FIRST:
         records = await read_all_raw(settings, topic)
@@ -93,13 +93,19 @@ async def archive_topics(
         segments=tuple(segments),
         run_settings=dict(run_settings),
     )
-    draft = folder / f"{MANIFEST}.new"
-    draft.write_text(json.dumps(asdict(manifest), indent=1) + "\n")
-    draft.replace(folder / MANIFEST)
+    write_manifest(folder, manifest)
     return manifest
 
 
-def _claim(folder: Path) -> None:
+def write_manifest(folder: Path, manifest: ArchiveManifest) -> None:
+    """Make the folder a whole archive."""
+    draft = folder / f"{MANIFEST}.new"
+    draft.write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+    draft.replace(folder / MANIFEST)
+
+
+def claim(folder: Path) -> None:
+    """Make the folder. Raises SettingsError when it holds something."""
     if folder.exists() and any(folder.iterdir()):
         raise SettingsError(f"{folder} is not empty: give a new folder")
     folder.mkdir(parents=True, exist_ok=True)

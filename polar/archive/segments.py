@@ -10,6 +10,7 @@ records of one partition. Bytes of keys and values are kept exactly, so digests 
 
 import hashlib
 import io
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -48,26 +49,54 @@ class Segment:
     """Over the bytes of the file."""
 
 
-def write_segment(folder: Path, partition: Partition, records: Iterable[RawRecord]) -> Segment:
-    """Write records of one partition, in order of offsets; at least one.
+class SegmentWriter:
+    """One segment file that grows; it has its final name only when it is whole."""
 
-    The file has its final name only when it is whole.
-    """
-    draft = folder / f"{partition.topic}-{partition.number}.draft"
-    count, first, last = 0, -1, -1
-    with draft.open("wb") as file, zstandard.ZstdCompressor(level=_LEVEL).stream_writer(file) as stream:
-        for record in records:
-            body = _pack(record)
-            stream.write(_LENGTH.pack(len(body)))
-            stream.write(body)
-            count, last = count + 1, record.offset
-            first = record.offset if first < 0 else first
-    if not count:
+    def __init__(self, folder: Path, partition: Partition) -> None:
+        self._folder = folder
+        self._partition = partition
+        self._draft = folder / f"{partition.topic}-{partition.number}.draft"
+        self._file = self._draft.open("wb")
+        self._stream = zstandard.ZstdCompressor(level=_LEVEL).stream_writer(self._file)
+        self._count, self._first, self._last = 0, -1, -1
+
+    def append(self, record: RawRecord) -> None:
+        """Add the next record of the partition."""
+        body = _pack(record)
+        self._stream.write(_LENGTH.pack(len(body)))
+        self._stream.write(body)
+        self._count, self._last = self._count + 1, record.offset
+        self._first = record.offset if self._first < 0 else self._first
+
+    def sync(self) -> None:
+        """What was appended survives the end of the machine, in the draft."""
+        self._stream.flush(zstandard.FLUSH_BLOCK)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> Segment | None:
+        """Give the file its name; without records there is no file, and None."""
+        self._stream.flush(zstandard.FLUSH_FRAME)
+        self._file.close()
+        if not self._count:
+            self._draft.unlink()
+            return None
+        partition = self._partition
+        name = f"{partition.topic}-{partition.number}-{self._first:020d}.seg.zst"
+        digest = file_sha256(self._draft)
+        self._draft.replace(self._folder / name)
+        return Segment(name, partition.topic, partition.number, self._first, self._last, self._count, digest)
+
+
+def write_segment(folder: Path, partition: Partition, records: Iterable[RawRecord]) -> Segment:
+    """Write records of one partition, in order of offsets; at least one."""
+    writer = SegmentWriter(folder, partition)
+    for record in records:
+        writer.append(record)
+    segment = writer.close()
+    if segment is None:
         raise ValueError("a segment holds at least one record")
-    name = f"{partition.topic}-{partition.number}-{first:020d}.seg.zst"
-    digest = file_sha256(draft)
-    draft.replace(folder / name)
-    return Segment(name, partition.topic, partition.number, first, last, count, digest)
+    return segment
 
 
 def read_segment(folder: Path, segment: Segment) -> Iterator[RawRecord]:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from polar.cli import (
     archive,
     bench,
+    capture,
     demo,
     doctor,
     replay,
@@ -37,7 +38,8 @@ _PEOPLE = "For people"
 _SERVICES = "Services (settings come from the environment)"
 
 _FOR_PEOPLE: tuple[Callable[..., int | None], ...] = (
-    up.up, demo.demo, submit.submit, status.status, archive.archive, replay.replay, doctor.doctor,
+    up.up, demo.demo, submit.submit, status.status, archive.archive, replay.replay, capture.capture,
+    doctor.doctor,
 )  # fmt: skip
 for _command in _FOR_PEOPLE:
     app.command(rich_help_panel=_PEOPLE)(exiting(_command))

@@ -14,7 +14,8 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -95,6 +96,18 @@ async def serve(
         for task in parts.background:
             if task.done():
                 task.result()
+
+
+@asynccontextmanager
+async def serving_until_left(parts: Parts, secret: bytes, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve on a socket while the block runs; signals are somebody else's."""
+    server = _Server(server_config(parts, secret))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def server_config(parts: Parts, secret: bytes) -> uvicorn.Config:

@@ -1,8 +1,9 @@
-"""Harness `shell`: any command; base URL and key come by environment."""
+"""Harness `shell`: any command; base URLs and key come by environment."""
 
 import json
 from dataclasses import dataclass
 
+from polar.core.harness_environment import gateway_environment
 from schemas.ids import parse_session_id
 from schemas.nodes import StartSession
 
@@ -30,11 +31,6 @@ def session_environment(start: StartSession) -> dict[str, str]:
 
 
 def harness_environment(start: StartSession, connection: Connection) -> dict[str, str]:
-    """What the harness sees: the session, and OpenAI's variables pointing at its gateway."""
-    url = connection.gateway_url.rstrip("/")
-    return {
-        **session_environment(start),
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": connection.key,
-        "POLAR_BASE_URL_PREFIXED": f"{url}/s/{connection.key}/v1",
-    }
+    """What the harness sees: the session, and where every provider's client finds its gateway."""
+    session = session_environment(start)
+    return {**session, **gateway_environment(connection.gateway_url, connection.key, session)}

@@ -16,7 +16,7 @@ from polar.cli.services import SERVICES
 from polar.errors import EngineError, SettingsError
 from polar.settings import LogSettings
 
-PEOPLE = {"up", "demo", "submit", "status", "archive", "replay", "doctor", "bench", "trajectories"}
+PEOPLE = {"up", "demo", "submit", "status", "archive", "replay", "doctor", "bench", "trajectories", "capture"}
 SERVICE_NAMES = {
     "broker", "topics", "gateway", "scheduler", "node", "stitcher", "grouper", "packer", "trainer",
     "weight-sync", "engine",

@@ -20,6 +20,7 @@ from tests.unit.gateway.running import SECRET, RunningGateway, eventually, quest
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": question(),
     "/v1/responses": {"model": "m", "input": "hi"},
+    "/v1beta/models/m:generateContent": {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
     "/v1/messages": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
 }
 
