@@ -50,6 +50,16 @@ class PromptDelta(WireModel):
         return self
 
 
+class MediaPart(WireModel):
+    """A picture, a sound or another part of the prompt that is no text, by reference."""
+
+    position: Annotated[int, Field(ge=0)]
+    """Index in the whole prompt of the first token that stands for the part."""
+    digest: str | None = None
+    """SHA-256 (hex) of the part's bytes, its name in whatever store keeps them; none where nothing
+    is known of them, and the call cannot be trained (`media_missing`)."""
+
+
 class MessagesDelta(WireModel):
     """The request's messages (canonical chat form), relative to an earlier call."""
 
@@ -99,6 +109,8 @@ class CallRecord(Event):
     """seqs of this session's calls that were in flight at dispatch."""
 
     prompt: PromptDelta
+    media: tuple[MediaPart, ...] = ()
+    """Parts among `prompt.new_ids`, by position; those of the kept tokens stand with the base."""
     sampled_ids: TokenColumn
     """[s] ids as sampled, stop token included."""
     logprobs: FloatColumn
@@ -136,6 +148,9 @@ class CallRecord(Event):
             raise ValueError("call_id is not session_id#seq")
         if len(self.sampled_ids) != len(self.logprobs):
             raise ValueError("sampled_ids and logprobs differ in length")
+        start = self.prompt.kept
+        if not all(start <= part.position < start + len(self.prompt.new_ids) for part in self.media):
+            raise ValueError("media.position must lie among prompt.new_ids")
         return self
 
 

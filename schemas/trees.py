@@ -16,12 +16,22 @@ Cause = Literal[
 ]  # fmt: skip
 
 
+class TreeMedia(WireModel):
+    """A token of a tree that stands for a picture, a sound or another part that is no text."""
+
+    index: int
+    """Index into the tree's `tokens` of the part's first token."""
+    digest: str
+    """As in schemas.calls.MediaPart."""
+
+
 class TokenTree(WireModel):
     """A compressed trie of token ids (radix tree).
 
-    Runs are numbered depth first, children by their first token, so the numbering is a pure
-    function of the set of sequences inserted. A run's tokens are
-    `tokens[starts[r]:starts[r + 1]]`; siblings start with different tokens.
+    Runs are numbered depth first, children by their first token and its digest, so the numbering
+    is a pure function of the set of sequences inserted. A run's tokens are
+    `tokens[starts[r]:starts[r + 1]]`; siblings start with different tokens, or with equal ones that
+    stand for different media.
     """
 
     parents: TokenColumn
@@ -30,6 +40,8 @@ class TokenTree(WireModel):
     """[runs + 1] offsets into `tokens`."""
     tokens: TokenColumn
     """[tokens] ids; len(tokens) is the number of distinct (prefix, token) pairs."""
+    media: tuple[TreeMedia, ...] = ()
+    """Tokens with something else than text behind them, by index."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -40,6 +52,8 @@ class TokenTree(WireModel):
             raise ValueError("tree: a run is empty")
         if any(parent >= run or parent < -1 for run, parent in enumerate(self.parents)):
             raise ValueError("tree: a parent must come before its child")
+        if any(not 0 <= each.index < len(self.tokens) for each in self.media):
+            raise ValueError("tree: media must stand on one of its tokens")
         return self
 
 
@@ -52,6 +66,12 @@ class Split(WireModel):
     """Length of that common prefix in tokens."""
     cause: Cause
     detail: str = ""
+    message: int | None = None
+    """Index, in the call's request, of the message in which the split falls; none where no text tells."""
+    held_text: str = ""
+    """What the earlier call held from `index` on, decoded; empty where the stitcher has no tokenizer."""
+    found_text: str = ""
+    """What the prompt holds there instead."""
 
 
 class StitchedCall(WireModel):
@@ -62,6 +82,8 @@ class StitchedCall(WireModel):
     seq: int
     thread_id: str = ""
     kind: str = "agent"
+    kind_rule: str = "default"
+    """Which rule decided the kind (polar.core.call_kinds): `recorded`, `default`, …"""
     end_run: int
     """Run in which the call's last token lies; -1 when prompt and completion are empty."""
     end_offset: int

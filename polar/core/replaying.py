@@ -17,8 +17,8 @@ from polar.core.advantages import AdvantageRule
 from polar.core.batching import BatchMismatchError, remake_batch
 from polar.core.call_usability import UsabilityRules
 from polar.core.grouping import GroupState
+from polar.core.session_log import SessionLog
 from polar.core.stage import LogRecord
-from polar.core.stitching import SessionLog
 from schemas.base import digest, digest_of
 from schemas.batches import BatchManifest, Builder, PackedRow
 from schemas.calls import CallRecord, SessionAbandoned, SessionOpened, SessionSealed

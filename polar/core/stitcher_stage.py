@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping
 
 from polar.core.batch_metrics import sampled_by_kind
 from polar.core.call_usability import UsabilityRules
+from polar.core.drift import Decode
 from polar.core.metrics import Metrics
 from polar.core.open_keys import OpenKeys
+from polar.core.session_log import SessionLog
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
-from polar.core.stitching import SessionLog
 from polar.core.tree_outline import causes_of
 from schemas.calls import CallRecord, SessionAbandoned, SessionOpened, SessionSealed
 
@@ -34,11 +35,14 @@ class StitcherCore:
         max_open_sessions: int = 20_000,
         idle_seconds: float = 3600.0,
         rules: UsabilityRules | None = None,
+        decode: Decode | None = None,
     ) -> None:
-        """`idle_seconds`: a session without a record for so long is given up."""
+        """`idle_seconds`: a session without a record for so long is given up. `decode`: ids → text,
+        for the splits of a trajectory."""
         self._max_open = max_open_sessions
         self._idle_seconds = idle_seconds
         self._rules = rules
+        self._decode = decode
         self._keys = OpenKeys(2 * max_open_sessions)
         self._logs: dict[str, SessionLog] = {}
         self._touched: OrderedDict[str, float] = OrderedDict()
@@ -160,7 +164,7 @@ class StitcherCore:
         if log is None:
             self._counts["repeated_closings"] += 1
             return []
-        trajectory = log.close(event, self._rules)
+        trajectory = log.close(event, self._rules, self._decode)
         self._closed[session_id] = frozenset(log.records)
         while len(self._closed) > _REMEMBERED_CLOSED:
             self._closed.popitem(last=False)

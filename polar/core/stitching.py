@@ -5,20 +5,26 @@ announced call is in `calls` or `listed`; a prompt is rebuilt exactly or not at 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from polar.core.call_usability import (
-    Attempt,
-    UsabilityRules,
-    bad_logprobs,
-    has_media,
-    orphan_retries,
-    own_reason,
+import numpy as np
+
+from polar.core.branches import PlacedPath, PlaceOrder, Relation, relate
+from polar.core.call_kinds import decide_kinds
+from polar.core.call_usability import Attempt, UsabilityRules, bad_logprobs, orphan_retries, own_reason
+from polar.core.drift import (
+    SHOWN_TOKENS,
+    Anchor,
+    CallView,
+    Decode,
+    Parting,
+    diagnose,
 )
-from polar.core.drift import HEAD_TOKENS, CallView, classify
-from polar.core.prefix_tree import PrefixTree, Tokens, TreePaths, TreePosition, as_tokens, common_prefix
+from polar.core.histories import Histories
+from polar.core.placing import PlacedCall, place_calls
+from polar.core.prefix_tree import TreePaths
 from schemas.calls import CallRecord, Delivery, SessionAbandoned, SessionOpened, SessionSealed
 from schemas.columns import FloatColumn, TokenColumn
 from schemas.ids import call_id, trajectory_id
@@ -26,34 +32,12 @@ from schemas.sessions import Outcome
 from schemas.trajectories import CallText, Trajectory
 from schemas.trees import ListedItem, Split, StitchedCall
 
-ALGORITHM = "stitch-1"
+ALGORITHM = "stitch-2"
 
 _MAX_MISSING_LISTED = 10_000
 """Missing calls listed one by one; a broken seal must not fill the memory."""
-
-_Place = tuple[int, int]
-"""(run, offset) in the exported tree."""
-
-
-class SessionLog:
-    """The records of one open session; duplicates by call number are dropped, the first wins."""
-
-    def __init__(self, opened: SessionOpened) -> None:
-        self.opened = opened
-        self.records: dict[int, CallRecord] = {}
-
-    def add(self, record: CallRecord) -> bool:
-        """Take a record; False when its number is there already."""
-        if record.seq in self.records:
-            return False
-        self.records[record.seq] = record
-        return True
-
-    def close(
-        self, closing: SessionSealed | SessionAbandoned, rules: UsabilityRules | None = None
-    ) -> Trajectory:
-        """The trajectory of the session as it stands at its closing record."""
-        return stitch(self.opened, self.records.values(), closing, rules)
+_MAX_ANCHORS = 1_000
+"""Requests that are walked up to find the message of a split."""
 
 
 def stitch(
@@ -61,19 +45,18 @@ def stitch(
     records: Iterable[CallRecord],
     closing: SessionSealed | SessionAbandoned,
     rules: UsabilityRules | None = None,
+    decode: Decode | None = None,
 ) -> Trajectory:
-    """Build the trajectory of a session from its records (numbers must differ)."""
-    calls = [_Call(record) for record in sorted(records, key=lambda record: record.seq)]
-    tree = PrefixTree()
-    _rebuild_prompts(calls, tree)
-    exported = tree.export()
-    for call in calls:
-        if call.prompt_end is not None and call.end is not None:
-            call.prompt_place = exported.locate(call.prompt_end)
-            call.end_place = exported.locate(call.end)
-    paths = TreePaths(exported.tree)
-    _judge(calls, paths, rules or UsabilityRules(), session_trainable=opened.trainable)
-    _relate(calls, paths)
+    """Build the trajectory of a session from its records (numbers must differ).
+
+    `decode`: gives splits their texts; without it they have none.
+    """
+    rules = rules or UsabilityRules()
+    ordered = sorted(records, key=lambda record: record.seq)
+    calls, tree = place_calls(ordered, decide_kinds(ordered), rules)
+    paths = TreePaths(tree)
+    _judge(calls, paths, rules, session_trainable=opened.trainable)
+    _relate(calls, paths, decode)
     sealed = closing if isinstance(closing, SessionSealed) else None
     return Trajectory(
         trajectory_id=trajectory_id(opened.session_id),
@@ -84,7 +67,7 @@ def stitch(
         reason=closing.reason,
         declared_calls=sealed.calls if sealed else None,
         sampling=opened.sampling,
-        tree=exported.tree,
+        tree=tree,
         calls=tuple(_stitched(call, opened) for call in calls),
         texts=tuple(_text(call.record) for call in calls),
         tools=_tools(calls),
@@ -93,243 +76,151 @@ def stitch(
     )
 
 
-@dataclass(slots=True)
-class _Call:
-    """A record on its way into the tree."""
-
-    record: CallRecord
-    prompt_end: TreePosition | None = None
-    end: TreePosition | None = None
-    """Both None where the prompt could not be rebuilt."""
-    prompt_place: _Place = (-1, 0)
-    end_place: _Place = (-1, 0)
-    first_media: int | None = None
-    """Index of the first message with a part that is no text."""
-    reason: str | None = None
-    extends: int | None = None
-    splits: tuple[Split, ...] = ()
-
-    @property
-    def seq(self) -> int:
-        return self.record.seq
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.prompt_end.depth if self.prompt_end is not None else 0
-
-
-def _rebuild_prompts(calls: Iterable[_Call], tree: PrefixTree) -> None:
-    """Place every call in the tree by its delta chain, in order of number."""
-    by_seq: dict[int, _Call] = {}
-    keyframes = _Keyframes(tree)
-    for call in calls:
-        delta = call.record.prompt
-        new_ids = as_tokens(delta.new_ids)
-        if delta.base_call is None:
-            call.prompt_end = keyframes.insert(new_ids)
-        else:
-            base = by_seq.get(delta.base_call)
-            if base is not None and base.end is not None and delta.kept <= base.end.depth:
-                call.prompt_end = tree.insert(new_ids, tree.ancestor(base.end, delta.kept))
-        if call.prompt_end is not None:
-            call.end = tree.insert(as_tokens(call.record.sampled_ids), call.prompt_end)
-        call.first_media = _first_media(call.record, by_seq)
-        by_seq[call.seq] = call
-
-
-class _Keyframes:
-    """Inserts whole prompts. Each starts where it parts from the one before: comparing two arrays is
-    far cheaper than walking a path of many short runs."""
-
-    def __init__(self, tree: PrefixTree) -> None:
-        self._tree = tree
-        self._last, self._end = as_tokens([]), tree.root
-
-    def insert(self, prompt: Tokens) -> TreePosition:
-        shared = common_prefix(prompt, self._last)
-        start = self._tree.ancestor(self._end, shared)
-        self._last, self._end = prompt, self._tree.insert(prompt[shared:], start)
-        return self._end
-
-
-def _first_media(record: CallRecord, by_seq: Mapping[int, _Call]) -> int | None:
-    delta = record.messages
-    base = by_seq.get(delta.base_call) if delta.base_call is not None else None
-    if base is not None and base.first_media is not None and base.first_media < delta.kept:
-        return base.first_media
-    return next((delta.kept + i for i, message in enumerate(delta.new) if has_media(message)), None)
-
-
-def _judge(calls: list[_Call], paths: TreePaths, rules: UsabilityRules, *, session_trainable: bool) -> None:
+def _judge(
+    calls: Sequence[PlacedCall], paths: TreePaths, rules: UsabilityRules, *, session_trainable: bool
+) -> None:
     """Set `reason` of every call that must not be trained."""
     attempts = []
     for call in calls:
-        if call.end is None:
+        if not call.is_placed:
             call.reason = "missing_base"
             continue
-        call.reason = own_reason(
-            call.record,
-            rules,
-            prompt_tokens=call.prompt_tokens,
-            has_media=call.first_media is not None,
-            session_trainable=session_trainable,
-        )
         record = call.record
-        same_as = (record.thread_id, record.request_digest, call.prompt_place, record.choice_index)
+        call.reason = own_reason(record, rules, call.rebuilt(), session_trainable=session_trainable)
         attempts.append(
             Attempt(
                 call.seq,
-                same_as,
-                frozenset(record.open_calls),
+                (record.thread_id, record.request_digest, call.prompt_place, record.choice_index),
+                record.open_calls,
                 delivered=record.delivery is Delivery.DELIVERED,
                 usable=call.reason is None,
             )
         )
-    by_seq = {call.seq: call for call in calls if call.end is not None}
+    placed = {call.seq: call for call in calls if call.is_placed}
+    prompts: list[PlaceOrder] = []
 
-    def is_continued(seq: int, logical: set[int]) -> bool:
-        end = by_seq[seq].end_place
-        return any(
-            other.seq not in logical and paths.is_prefix(end, other.prompt_place) for other in by_seq.values()
-        )
+    def is_continued(seq: int) -> bool:
+        """Whether a prompt lies below the call's end; those of its own request lie above it."""
+        if not prompts:
+            prompts.append(PlaceOrder([call.prompt_place for call in placed.values()], paths))
+        first, last = prompts[0].below(placed[seq].end_place)
+        return first < last
 
     for seq in orphan_retries(attempts, is_continued):
-        by_seq[seq].reason = "orphan_retry"
+        placed[seq].reason = "orphan_retry"
 
 
-def _relate(calls: list[_Call], paths: TreePaths) -> None:
-    """Set `extends` and `splits` of the usable calls, in order of number."""
-    views = _Views(calls, paths)
-    seen = _SeenPaths(paths)
-    for call in calls:
-        if call.reason is not None:
-            continue
-        call.extends, extended = seen.longest_extended(call.prompt_place)
-        against, index = seen.longest_common(call.prompt_place)
-        if against is not None and (call.extends is None or extended < index):
-            cause, detail = classify(
-                views.of(call.seq),
-                views.of(against),
-                index,
-                compacted_between=views.compacted(against, call.seq, call.record.thread_id),
-            )
-            call.splits = (Split(against=against, index=index, cause=cause, detail=detail),)
-        seen.add(call.seq, call.end_place)
+def _relate(calls: Sequence[PlacedCall], paths: TreePaths, decode: Decode | None) -> None:
+    """Set `extends` and `splits` of the usable calls."""
+    usable = [call for call in calls if call.reason is None]
+    relations = relate([PlacedPath(call.seq, call.prompt_place, call.end_place) for call in usable], paths)
+    causes = _Causes(calls, dict(zip((call.seq for call in usable), relations, strict=True)), paths, decode)
+    for call, relation in zip(usable, relations, strict=True):
+        call.extends = relation.extends
+        if relation.against is not None:
+            call.splits = (causes.split(call, relation.against, relation.index),)
 
 
-class _SeenPaths:
-    """Which usable calls passed through, or ended in, each run of the tree."""
+class _Causes:
+    """Gathers what drift compares, only for calls that split."""
 
-    def __init__(self, paths: TreePaths) -> None:
-        self._paths = paths
-        self._ends: dict[int, list[tuple[int, int]]] = {}
-        """Run → (offset, seq) of the calls that end in it."""
-        self._passing: dict[int, int] = {}
-        """Run → latest seq of the calls that go on below it."""
-        self._latest: int | None = None
-
-    def add(self, seq: int, end: _Place) -> None:
-        run, offset = end
-        self._latest = seq
-        self._ends.setdefault(run, []).append((offset, seq))
-        run = self._paths.parents[run]
-        while run >= 0:
-            self._passing[run] = seq
-            run = self._paths.parents[run]
-
-    def longest_extended(self, prompt: _Place) -> tuple[int | None, int]:
-        """(seq, depth) of the call whose whole path is the longest prefix of a prompt."""
-        run, extent = prompt
-        while run >= 0:
-            ends = [(offset, seq) for offset, seq in self._ends.get(run, ()) if offset <= extent]
-            if ends:
-                offset, seq = max(ends)
-                return seq, self._paths.depths[run] + offset
-            run, extent = self._above(run)
-        return None, 0
-
-    def longest_common(self, prompt: _Place) -> tuple[int | None, int]:
-        """(seq, length) of the call with the longest common prefix; ties: the latest."""
-        run, extent = prompt
-        while run >= 0:
-            shared = [(min(offset, extent), seq) for offset, seq in self._ends.get(run, ())]
-            if run in self._passing:
-                shared.append((extent, self._passing[run]))
-            if shared:
-                common, seq = max(shared)
-                return seq, self._paths.depths[run] + common
-            run, extent = self._above(run)
-        return self._latest, 0
-
-    def _above(self, run: int) -> _Place:
-        parent = self._paths.parents[run]
-        return parent, self._paths.length(parent) if parent >= 0 else 0
-
-
-class _Views:
-    """What drift compares of each call, read only for calls that split."""
-
-    def __init__(self, calls: list[_Call], paths: TreePaths) -> None:
+    def __init__(
+        self,
+        calls: Sequence[PlacedCall],
+        relations: dict[int, Relation],
+        paths: TreePaths,
+        decode: Decode | None,
+    ) -> None:
         self._by_seq = {call.seq: call for call in calls}
-        self._compactions = [c for c in calls if c.record.kind == "compaction"]
+        self._relations = relations
         self._paths = paths
+        self._decode = decode
+        self._histories = Histories({call.seq: call.record for call in calls})
+        self._compactions: dict[str, list[int]] = {}
+        """Thread → numbers of its summary calls, ascending."""
+        for call in calls:
+            if call.kind.kind == "compaction":
+                self._compactions.setdefault(call.record.thread_id, []).append(call.seq)
 
-    def compacted(self, first: int, last: int, thread_id: str) -> bool:
-        """Whether a summary call of the thread has a number in [first, last)."""
-        return any(
-            first <= call.seq < last and call.record.thread_id == thread_id for call in self._compactions
+    def split(self, call: PlacedCall, against: int, index: int) -> Split:
+        """The split of a call from an earlier one, with its cause and both sides' texts."""
+        earlier = self._by_seq[against]
+        parting = Parting(
+            call=self._view(call),
+            against=self._view(earlier),
+            index=index,
+            found=lambda size: self._paths.stretch(call.prompt_place, index, index + size),
+            held=lambda size: self._paths.stretch(earlier.end_place, index, index + size),
+            anchor=self._anchor(against, index),
+            shared_messages=self._histories.shared(call.seq, against),
+            compacted_between=self._is_compacted(against, call.seq, call.record.thread_id),
+        )
+        diagnosis = diagnose(parting, self._histories, self._decode)
+        held, found = "", ""
+        if self._decode is not None:
+            held = self._decode(parting.held(SHOWN_TOKENS).tolist())
+            found = self._decode(parting.found(SHOWN_TOKENS).tolist())
+        return Split(
+            against=against,
+            index=index,
+            cause=diagnosis.cause,
+            detail=diagnosis.detail,
+            message=diagnosis.message,
+            held_text=held,
+            found_text=found,
         )
 
-    def of(self, seq: int) -> CallView:
-        call = self._by_seq[seq]
+    def _view(self, call: PlacedCall) -> CallView:
         return CallView(
             prompt_tokens=call.prompt_tokens,
-            head=self._paths.head(*call.end_place, HEAD_TOKENS),
-            messages=self._messages(seq),
+            head=call.head,
+            messages=self._histories.of(call.seq),
             answer=call.record.answer,
             tools_digest=call.record.tools.digest,
             thread_id=call.record.thread_id,
-            kind=call.record.kind,
+            kind=call.kind.kind,
         )
 
-    def _messages(self, seq: int) -> list[dict[str, Any]] | None:
-        """Whole message history of a call; None where a base is missing or nothing was recorded."""
-        chain: list[tuple[int, tuple[dict[str, Any], ...]]] = []
+    def _anchor(self, seq: int, index: int) -> Anchor | None:
+        """The longest request on the path of a call whose prompt ends at or before `index`."""
         number: int | None = seq
-        while number is not None:
-            call = self._by_seq.get(number)
-            if call is None or (chain and number >= seq):
+        for _ in range(_MAX_ANCHORS):
+            if number is None:
                 return None
-            delta, seq = call.record.messages, number
-            chain.append((delta.kept, delta.new))
-            number = delta.base_call
-        messages: list[dict[str, Any]] = []
-        for kept, new in reversed(chain):
-            if kept > len(messages):
-                return None
-            messages = [*messages[:kept], *new]
-        return messages or None
+            call = self._by_seq[number]
+            if call.prompt_tokens <= index:
+                messages = self._histories.count(number)
+                return Anchor(call.prompt_tokens, len(call.record.sampled_ids), messages)
+            number = self._relations[number].extends
+        return None
+
+    def _is_compacted(self, first: int, last: int, thread_id: str) -> bool:
+        """Whether a summary call of the thread has a number in [first, last)."""
+        seqs = self._compactions.get(thread_id, [])
+        return bisect_left(seqs, first) < bisect_left(seqs, last)
 
 
-def _stitched(call: _Call, opened: SessionOpened) -> StitchedCall:
+def _stitched(call: PlacedCall, opened: SessionOpened) -> StitchedCall:
     record = call.record
-    placed = call.end is not None
-    logprobs = record.logprobs.tolist() if placed else []
+    logprobs = record.logprobs if call.is_placed else FloatColumn()
     masked = bad_logprobs(logprobs)
-    for index in masked:
-        logprobs[index] = float("nan")
+    if masked:
+        values = np.frombuffer(logprobs.data, dtype="<f4").copy()
+        values[masked] = np.nan
+        logprobs = FloatColumn.from_bytes(values.tobytes())
     temperature = record.sampling_used.get("temperature")
     return StitchedCall(
         call_id=record.call_id,
         session_id=record.session_id,
         seq=record.seq,
         thread_id=record.thread_id,
-        kind=record.kind,
+        kind=call.kind.kind,
+        kind_rule=call.kind.rule,
         end_run=call.end_place[0],
         end_offset=call.end_place[1],
         prompt_tokens=call.prompt_tokens,
         sampled_tokens=len(logprobs),
-        logprobs=FloatColumn(logprobs),
+        logprobs=logprobs,
         temperature=float(temperature)
         if isinstance(temperature, (int, float))
         else opened.sampling.temperature,
@@ -353,11 +244,13 @@ def _text(record: CallRecord) -> CallText:
     )
 
 
-def _tools(calls: Iterable[_Call]) -> dict[str, tuple[dict[str, Any], ...]]:
+def _tools(calls: Iterable[PlacedCall]) -> dict[str, tuple[dict[str, Any], ...]]:
     return {call.record.tools.digest: call.record.tools.tools for call in calls if call.record.tools.tools}
 
 
-def _listed(session_id: str, calls: list[_Call], sealed: SessionSealed | None) -> tuple[ListedItem, ...]:
+def _listed(
+    session_id: str, calls: Sequence[PlacedCall], sealed: SessionSealed | None
+) -> tuple[ListedItem, ...]:
     """Announced calls that are not there, and calls beyond the announced number."""
     seqs = {call.seq for call in calls}
     highest = max(seqs, default=0)

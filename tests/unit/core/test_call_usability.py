@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from polar.core.call_usability import bad_logprobs, has_media
+from polar.core.call_usability import bad_logprobs, media_parts
 from polar.core.stitching import stitch
 from schemas.calls import CallRecord, Delivery, Usage
+from schemas.columns import FloatColumn
 from tests.unit.core.call_records import SessionRecords
 
 IMAGE = {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}
@@ -69,12 +70,12 @@ def test_a_picture_in_the_history_marks_the_calls_that_keep_it() -> None:
         delta = record.messages.model_copy(update={"base_call": 1, "kept": kept})
         session.records[-1] = record.model_copy(update={"messages": delta})
     assert reasons(session) == ["media_missing", "media_missing", None]
-    assert not has_media({"role": "user", "content": "text"})
+    assert not media_parts({"role": "user", "content": "text"})
 
 
 def test_bad_logprobs_are_masked_one_by_one() -> None:
     values = [-0.5, math.nan, -math.inf, math.inf, 0.001, -9999.0, 0.0, -9998.0]
-    assert bad_logprobs(values) == [1, 2, 3, 4, 5]
+    assert bad_logprobs(FloatColumn(values)) == [1, 2, 3, 4, 5]
     session = SessionRecords()
     session.call([1], list(range(8)), logprobs=values)
     (call,) = stitch(session.opened, session.records, session.sealed()).calls
@@ -127,7 +128,7 @@ def test_samples_threads_and_other_requests_are_no_retries(other: dict[str, Any]
 
 
 def test_duplicates_of_a_record_are_one_call() -> None:
-    from polar.core.stitching import SessionLog
+    from polar.core.session_log import SessionLog
 
     session = SessionRecords()
     record: CallRecord = session.call([1], [2])
