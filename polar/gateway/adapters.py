@@ -34,6 +34,9 @@ models refuse them too."""
 class EngineAdapter(Protocol):
     """One server of some kind."""
 
+    gives_ids: bool
+    """Whether an answer without ids is a fault of this server."""
+
     @property
     def engine_id(self) -> str:
         """Its name in settings and records."""
@@ -62,6 +65,8 @@ class EngineAdapter(Protocol):
 
 class VllmAdapter:
     """A vLLM server."""
+
+    gives_ids = True
 
     def __init__(self, client: EngineClient, model: str) -> None:
         """`model`: the served name that it must offer."""
@@ -95,6 +100,8 @@ class VllmAdapter:
 
 class OpenAiAdapter:
     """Any server with OpenAI's chat completions; what it samples cannot be proved."""
+
+    gives_ids = False
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 _NEWCOMER_SECONDS = 60.0
 """A gateway that weight-sync has not spoken to yet asks the engine itself so long after its start."""
 
+CAPTURE_ALARM_AFTER = 20
+"""So many answers in a row without ids are no accident."""
+
 
 class NoEngineError(EngineError):
     """No engine can take a call; `reason` is a word."""
@@ -56,6 +59,9 @@ class EngineSlot:
     """Calls in flight end, new ones go elsewhere."""
     look: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to make the watcher look at once."""
+    capture_alarms: int = 0
+    """Times that it stopped to prove what it samples."""
+    _num_without_ids: int = 0
 
     @property
     def engine_id(self) -> str:
@@ -66,6 +72,20 @@ class EngineSlot:
         """A call saw it fail: no more calls until it passes the probe again."""
         self.reason, self.detail = reason, detail
         self.look.set()
+
+    def note_capture(self, *, is_complete: bool) -> None:
+        """An answer came with all its ids and log-probs, or without. Many without in a row are an
+        engine that stopped to give them: it must prove itself anew, or no call would be trained."""
+        if is_complete or not self.client.gives_ids:
+            self._num_without_ids = 0
+            return
+        self._num_without_ids += 1
+        if self._num_without_ids >= CAPTURE_ALARM_AFTER:
+            self._num_without_ids = 0
+            self.capture_alarms += 1
+            detail = f"engine {self.engine_id} gave {CAPTURE_ALARM_AFTER} answers in a row without ids"
+            logger.error("engine_id=%s: capture_rate_zero: %s", self.engine_id, detail)
+            self.suspect("engine_incomplete_ids", detail)
 
 
 class EnginePool:

@@ -167,6 +167,7 @@ class Exchange:
         except MALFORMED as error:
             raise malformed(error) from error
         record_id = self._record(Delivery.DELIVERED, "", captured)
+        self._slot.note_capture(is_complete=captured.is_complete())
         self._answer.hold(end)
         await self._recorder.durable(record_id)
         self._answer.release()

@@ -71,6 +71,7 @@ class Parts:
             "calls_by_engine": {slot.engine_id: slot.in_flight for slot in self.engines.slots.values()},
             "engines_fit": sum(not slot.reason for slot in self.engines.slots.values()),
             "engines_behind": sum(map(self.engines.is_behind, self.engines.slots.values())),
+            "capture_alarms_total": sum(slot.capture_alarms for slot in self.engines.slots.values()),
             "kept_answers": self.retries.num_kept,
             "kept_answer_bytes": self.retries.kept_bytes,
             "joined_requests_total": self.retries.num_joined,

@@ -9,7 +9,7 @@ from typing import Any, Self
 import aiohttp
 import pytest
 
-from polar.gateway.engines import EnginePool, NoEngineError
+from polar.gateway.engines import CAPTURE_ALARM_AFTER, EnginePool, NoEngineError
 from polar.gateway.probe import EngineFacts, EngineUnfitError
 from polar.gateway.versions import CurrentPolicy
 from schemas.policies import BASE_VERSION, PolicyVersion
@@ -23,6 +23,8 @@ def version(step: int, lineage: str = "run") -> PolicyVersion:
 
 class FakeAdapter:
     """An engine that is whatever the test says."""
+
+    gives_ids = True
 
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
@@ -165,6 +167,23 @@ async def test_a_draining_engine_gets_no_calls() -> None:
         assert caught.value.reason == "engines_draining"
         fleet.pool.drain("b", is_draining=False)
         assert await fleet.used() == {"b"}
+
+
+async def test_an_engine_that_stops_to_prove_its_ids_must_prove_itself_anew() -> None:
+    async with Fleet("a", "b") as fleet:
+        slot = fleet.pool.slots["a"]
+        for _ in range(3):
+            for _ in range(CAPTURE_ALARM_AFTER - 1):
+                slot.note_capture(is_complete=False)
+            slot.note_capture(is_complete=True)
+        assert (slot.capture_alarms, slot.reason) == (0, "")
+        fleet.adapters["a"].unfit = "engine_incomplete_ids"
+        for _ in range(CAPTURE_ALARM_AFTER):
+            slot.note_capture(is_complete=False)
+        assert (slot.capture_alarms, slot.reason) == (1, "engine_incomplete_ids")
+        assert await fleet.used() == {"b"}
+        fleet.adapters["a"].unfit = ""
+        await eventually(lambda: not slot.reason)
 
 
 def test_the_current_policy_never_goes_back() -> None:
