@@ -28,7 +28,7 @@ _PASSED = (
     "chat_template_kwargs", "documents", "add_generation_prompt", "continue_final_message",
     "mm_processor_kwargs", "skip_special_tokens", "user",
 )  # fmt: skip
-EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Words for `reasoning_effort` that engines know; `none` renders a prompt without thinking."""
 _NEUTRAL: Mapping[str, float] = {
     "top_p": 1.0,

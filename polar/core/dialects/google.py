@@ -34,7 +34,7 @@ _CHAT_NAMES: Mapping[str, str] = {
 _MODES: Mapping[str, str | None] = {
     "MODE_UNSPECIFIED": None, "AUTO": None, "VALIDATED": None, "ANY": "required", "NONE": "none",
 }  # fmt: skip
-_TYPES = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"})
+_TYPES = ("STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL")
 _GOOGLE_ONLY = ("nullable", "propertyOrdering")
 
 

@@ -15,7 +15,7 @@ from polar.core.dialects.unparsed import arguments_of
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a system block that Claude Code writes anew for each version and sub-agent."""
-_HOSTED = frozenset({"server_tool_use", "web_search_tool_result", "redacted_thinking", "container_upload"})
+_HOSTED = ("server_tool_use", "web_search_tool_result", "redacted_thinking", "container_upload")
 
 
 class Conversation:

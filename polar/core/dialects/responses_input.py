@@ -19,7 +19,7 @@ _FOREIGN_STATE = {
     "item_reference": "send the item itself: nothing is stored here",
     "compaction": "another server's compacted history cannot be read here",
 }
-_HOSTED = frozenset({"web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"})
+_HOSTED = ("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call")
 """Traces of tools that another server ran."""
 CUSTOM_INPUT = "input"
 """The one argument of a function that stands for a custom tool."""

@@ -28,7 +28,8 @@ def input_of(arguments: str) -> orjson.Fragment | dict[str, Any]:
         return {}
     try:
         if isinstance(orjson.loads(arguments), dict):
-            return orjson.Fragment(arguments)
+            # Line ends between the values would end an event; inside of texts JSON has none.
+            return orjson.Fragment(arguments.replace("\n", " ").replace("\r", " "))
     except orjson.JSONDecodeError:
         pass
     return {_UNPARSED: {"raw": arguments, "len": len(arguments)}}
