@@ -10,6 +10,9 @@ import typer
 from polar.cli.exits import Exit, MissingError, exiting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from polar.core.drift import Decode
     from polar.core.stage import LogRecord
     from schemas.trajectories import Trajectory
 
@@ -25,6 +28,10 @@ Prefix = Annotated[str | None, typer.Option(help="First word of the topics' name
 Restitch = Annotated[
     bool, typer.Option("--restitch", help="Make the trees anew from the recorded calls, with today's code.")
 ]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(help="Folder with a tokenizer.json, for the texts of splits; implies --restitch."),
+]
 Text = Annotated[int, typer.Option(help="Characters of each message that are shown; 0: none.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -38,6 +45,7 @@ def show(
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
     restitch: Restitch = False,
+    tokenizer: Tokenizer = None,
     text: Text = 60,
     as_json: Json = False,
 ) -> int:
@@ -48,7 +56,7 @@ def show(
     from polar.cli.trajectory_tree import as_value, print_tree
 
     records = _records(archive, data_dir, bootstrap_servers, prefix)
-    chosen = _chosen(wanted, _trajectories(records, anew=restitch))
+    chosen = _chosen(wanted, _trajectories(records, tokenizer, anew=restitch))
     if as_json:
         _print_json({"trajectories": [as_value(each) for each in chosen]})
     else:
@@ -63,6 +71,7 @@ def causes(
     bootstrap_servers: Bootstrap = None,
     prefix: Prefix = None,
     restitch: Restitch = False,
+    tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
     """Count, by harness and model, the calls whose prompt did not extend an earlier call, by cause."""
@@ -73,7 +82,7 @@ def causes(
 
     records = _records(archive, data_dir, bootstrap_servers, prefix)
     calls = [record.event for record in records if isinstance(record.event, CallRecord)]
-    counts = count_causes(calls, _trajectories(records, anew=restitch))
+    counts = count_causes(calls, _trajectories(records, tokenizer, anew=restitch))
     if as_json:
         _print_json({"causes": [{**asdict(each), "causes": dict(each.causes)} for each in counts]})
     else:
@@ -108,13 +117,30 @@ def _records(
     return asyncio.run(read_topics(log_settings(data_dir, bootstrap_servers, prefix), CALLS, TRAJECTORIES))
 
 
-def _trajectories(records: "list[LogRecord]", *, anew: bool) -> "list[Trajectory]":
+def _decoder(folder: Path) -> "Decode":
+    """From ids to text, special tokens included."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise MissingError(f"--tokenizer: {path} is missing")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    size = tokenizer.get_vocab_size()
+
+    def decode(ids: "Sequence[int]") -> str:
+        return str(tokenizer.decode([each for each in ids if 0 <= each < size], skip_special_tokens=False))
+
+    return decode
+
+
+def _trajectories(records: "list[LogRecord]", tokenizer: Path | None, *, anew: bool) -> "list[Trajectory]":
     """The recorded trajectories, the first of each id, or those that today's stitcher makes of the calls."""
     from polar.core.replaying import restitch
     from schemas.trajectories import Trajectory
 
-    if anew:
-        return list(restitch(records).values())
+    if anew or tokenizer is not None:
+        decode = _decoder(tokenizer) if tokenizer is not None else None
+        return list(restitch(records, decode).values())
     there: dict[str, Trajectory] = {}
     for record in records:
         if isinstance(record.event, Trajectory):

@@ -12,7 +12,7 @@ from polar.core.cause_counts import CauseCounts
 from polar.core.tree_outline import KINDS, UNTRAINABLE, Branch, causes_of, kind_of, outline
 from polar.rewards.view import text_of
 from schemas.trajectories import CallText, Trajectory
-from schemas.trees import StitchedCall
+from schemas.trees import Split, StitchedCall
 
 _STYLES = {
     "context": "dim", "agent": "green", "subagent": "cyan", "compaction": "magenta", "auxiliary": "blue",
@@ -98,6 +98,7 @@ def as_value(trajectory: Trajectory) -> dict[str, Any]:
                 "seq": call.seq,
                 "thread_id": call.thread_id,
                 "kind": call.kind,
+                "kind_rule": call.kind_rule,
                 "run": call.end_run,
                 "prompt_tokens": call.prompt_tokens,
                 "sampled_tokens": call.sampled_tokens,
@@ -140,12 +141,26 @@ def _add_call(node: Tree, call: StitchedCall, text: CallText | None, characters:
         line.append(f", not trained: {call.untrainable}", style="not bold red")
     below = node.add(line)
     for split in call.splits:
-        where = f"leaves #{split.against} at token {split.index}: "
-        below.add(
-            Text(where, style="yellow").append(split.cause, style="bold").append(f" {split.detail}".rstrip())
-        )
+        below.add(_split_line(split))
+        if characters and (split.held_text or split.found_text):
+            below.add(Text(f"was: {_short(split.held_text, characters)}", style="red"))
+            below.add(Text(f"now: {_short(split.found_text, characters)}", style="yellow"))
     for said in _said(text, characters) if text is not None and characters else ():
         below.add(said)
+
+
+def _split_line(split: Split) -> Text:
+    line = Text(f"leaves #{split.against} at token {split.index}", style="yellow")
+    if split.message is not None:
+        line.append(f", in message {split.message}")
+    line.append(": ").append(split.cause, style="bold")
+    return line.append(f" ({split.detail})") if split.detail else line
+
+
+def _short(text: str, characters: int) -> str:
+    """The beginning of a text, line breaks as they are written in code."""
+    plain = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return plain if len(plain) <= characters else plain[: characters - 1] + "…"
 
 
 def _said(text: CallText, characters: int) -> Iterator[Text]:
@@ -162,7 +177,7 @@ def _said(text: CallText, characters: int) -> Iterator[Text]:
 
 def _message(who: str, message: Mapping[str, Any], characters: int, style: str) -> Text:
     said = " ".join([*text_of(message).split(), *(f"{name}(…)" for name in _called(message))])
-    return Text(f"{who}: {said if len(said) <= characters else said[: characters - 1] + '…'}", style=style)
+    return Text(f"{who}: {_short(said, characters)}", style=style)
 
 
 def _called(message: Mapping[str, Any]) -> Iterator[str]:

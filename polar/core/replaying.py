@@ -16,6 +16,7 @@ from typing import Literal, cast
 from polar.core.advantages import AdvantageRule
 from polar.core.batching import BatchMismatchError, remake_batch
 from polar.core.call_usability import UsabilityRules
+from polar.core.drift import Decode
 from polar.core.grouping import GroupState
 from polar.core.session_log import SessionLog
 from polar.core.stage import LogRecord
@@ -155,18 +156,19 @@ class _Recorded:
             case _:
                 pass
 
-    def stitch(self, rules: UsabilityRules | None) -> dict[str, Trajectory]:
+    def stitch(self, rules: UsabilityRules | None, decode: Decode | None = None) -> dict[str, Trajectory]:
         """Trajectories of the closed sessions by id."""
-        made = [self.sessions[key].close(closing, rules) for key, closing in self.closings.items()]
+        made = [self.sessions[key].close(closing, rules, decode) for key, closing in self.closings.items()]
         return {trajectory.trajectory_id: trajectory for trajectory in made}
 
 
-def restitch(records: Iterable[LogRecord], rules: UsabilityRules | None = None) -> dict[str, Trajectory]:
-    """The trajectories of all closed sessions by id, made anew from the calls topic."""
+def restitch(records: Iterable[LogRecord], decode: Decode | None = None) -> dict[str, Trajectory]:
+    """The trajectories of all closed sessions by id, made anew from the calls topic. `decode`: ids →
+    text, for what stands on both sides of a split."""
     recorded = _Recorded()
     for record in records:
         recorded.take(record)
-    return recorded.stitch(rules)
+    return recorded.stitch(None, decode)
 
 
 def replay(

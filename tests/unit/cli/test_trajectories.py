@@ -80,7 +80,7 @@ def test_a_tree_shows_branches_tokens_causes_and_texts(archive: Path, capsys, mo
     assert polar(archive, "show", "shop-1/0/0/1") == Exit.OK
     shown = capsys.readouterr().out
     assert "2 calls, 3 branches, 7 tokens (9 one call at a time, 1.3 ×): 4 context, 3 agent" in shown
-    assert "leaves #1 at token 2: retokenized" in shown
+    assert "leaves #1 at token 2, in message 1: retokenized (equal messages, other ids)" in shown
     assert "→: GET carrot" in shown
     assert "→: look(…) ?(…)" in shown
     assert "causes: retokenized 1" in shown
@@ -121,6 +121,20 @@ def test_trees_can_be_made_anew_from_the_calls(archive: Path, capsys) -> None:
         assert shown["causes"] == {"retokenized": 1}
     assert polar(archive, "causes", "--json", "--restitch") == Exit.OK
     assert json.loads(capsys.readouterr().out)["causes"][0]["causes"] == {"retokenized": 2}
+
+
+def test_a_tokenizer_shows_both_sides_of_a_split(archive: Path, tmp_path: Path, capsys) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"<{number}>": number for number in range(40)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    options = ("show", "shop-1/0/0/1", "--tokenizer", str(tmp_path))
+    assert polar(archive, *options) == Exit.OK
+    shown = capsys.readouterr().out
+    assert "was: <3> <4>" in shown
+    assert "now: <34> <5>" in shown
+    assert polar(archive, "show", "shop-1", "--tokenizer", str(tmp_path / "none")) == Exit.MISSING
+    assert "tokenizer.json is missing" in capsys.readouterr().err
 
 
 def test_an_id_that_is_not_there_is_3_and_says_what_is(archive: Path, capsys) -> None:
