@@ -19,12 +19,18 @@ _STYLES = {
     UNTRAINABLE: "red",
 }  # fmt: skip
 _ENDS = 2
+_GUIDE = 4
+"""Columns that a level of the tree takes."""
+_LINE = 90
+"""Columns for what stands on a line, at least."""
 
 
 def print_tree(trajectory: Trajectory, characters: int) -> None:
     """One session: a line a branch, below it the calls that end there. `characters`: of a message's text."""
-    console = Console(highlight=False)
     found = outline(trajectory)
+    console = Console(highlight=False)
+    # A deep tree is wider than a terminal: better lines that the terminal breaks than columns of letters.
+    console.width = max(console.width, _GUIDE * (_nesting(found.branches) + 2) + _LINE)
     texts = {text.call_id: text for text in trajectory.texts}
     title = Text(trajectory.session_id, style="bold")
     title.append(f"  {trajectory.outcome}, {trajectory.closed_by}", style="not bold")
@@ -114,6 +120,14 @@ def as_value(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+def _nesting(branches: Sequence[Branch]) -> int:
+    """Branches on the longest way down."""
+    levels = {-1: 0}
+    for branch in branches:  # parents come first
+        levels[branch.run] = levels[branch.parent] + 1
+    return max(levels.values())
+
+
 def _branch_line(branch: Branch) -> Text:
     line = Text(f"branch {branch.run}", style="bold")
     line.append(f"  {branch.depth}…{branch.depth + branch.tokens}  ", style="dim not bold")
@@ -154,7 +168,8 @@ def _split_line(split: Split) -> Text:
     if split.message is not None:
         line.append(f", in message {split.message}")
     line.append(": ").append(split.cause, style="bold")
-    return line.append(f" ({split.detail})") if split.detail else line
+    is_new = split.detail and split.detail != f"message {split.message}"
+    return line.append(f" ({split.detail})") if is_new else line
 
 
 def _short(text: str, characters: int) -> str:

@@ -10,6 +10,7 @@ from polar.archive.folder import MANIFEST, ArchiveManifest
 from polar.archive.segments import write_segment
 from polar.cli.exits import Exit
 from polar.cli.main import main
+from polar.cli.trajectory_tree import print_tree
 from polar.core.stage import Partition
 from polar.core.stitching import stitch
 from polar.kafka.records import RawRecord
@@ -85,6 +86,16 @@ def test_a_tree_shows_branches_tokens_causes_and_texts(archive: Path, capsys, mo
     assert "→: look(…) ?(…)" in shown
     assert "causes: retokenized 1" in shown
     assert "…" in next(line for line in shown.splitlines() if "user:" in line)
+
+
+def test_a_deep_tree_keeps_its_lines_whole(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    records = SessionRecords()
+    for depth in range(1, 41):
+        records.call([*range(depth), 1000 + depth], [7])
+    print_tree(stitch(records.opened, records.records, records.sealed()), 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("#" in line and line.endswith("+ 1 tokens") for line in lines) == 40
 
 
 def test_texts_can_be_left_out(archive: Path, capsys) -> None:
