@@ -45,6 +45,14 @@ class Refusal:
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
+    message: str = "scripted refusal"
+
+
+CONTEXT_OVERFLOW = Refusal(
+    400,
+    message="This model's maximum context length is 32768 tokens. However, you requested 33000 tokens "
+    "(32900 in the messages, 100 in the completion). Please reduce the length of the messages or completion.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +97,37 @@ class Scene:
     """See the module."""
 
     name: str
-    turns: Sequence[Turn]
+    turns: Sequence["Turn | Callable[[Conversation], Turn]"]
+    """A function where the turn depends on what was said before, e.g. on the id of a sub-agent."""
     fits: Callable[[Conversation], bool]
     faults: dict[int, list[Fault]] = field(default_factory=dict)
     """By turn: what happens, one after the other, before the turn is said."""
     dropped: set[int] = field(default_factory=set)
     """Turns that the harness takes out of its history and asks for anew: each is said once."""
     said: set[int] = field(default_factory=set)
+    num_old_results: int | None = 0
+    """Tool results that stood in the conversation before the scene; None: those of its first request."""
 
     def play(self, conversation: Conversation) -> tuple[int, Turn | Fault]:
         """(number of the turn, what happens now)."""
-        results = conversation.num_tool_results
-        for number, turn in enumerate(self.turns):
+        if self.num_old_results is None:
+            self.num_old_results = conversation.num_tool_results
+        results = conversation.num_tool_results - self.num_old_results
+        for number in range(len(self.turns)):
             gone = number in self.dropped and number in self.said
+            turn = self.turn(number, conversation)
             if not gone and results < max(1, len(turn.calls)):
                 break
             results -= 0 if gone else len(turn.calls)
         if waiting := self.faults.get(number):
             return number, waiting.pop(0)
         self.said.add(number)
-        return number, self.turns[number]
+        return number, turn
+
+    def turn(self, number: int, conversation: Conversation) -> Turn:
+        """What is said as this turn of this conversation."""
+        turn = self.turns[number]
+        return turn if isinstance(turn, Turn) else turn(conversation)
 
 
 @dataclass(slots=True)

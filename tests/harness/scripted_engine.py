@@ -130,9 +130,11 @@ class ScriptedEngine:
         )
         self.calls.append(call)
         if isinstance(happens, Refusal):
-            return _error(happens.status, "scripted refusal", dict(happens.headers))
+            return _error(happens.status, happens.message, dict(happens.headers))
         if isinstance(happens, BrokenStream):
-            return await self._say(request, call, scene.turns[number], break_after=happens.num_pieces)
+            return await self._say(
+                request, call, scene.turn(number, conversation), break_after=happens.num_pieces
+            )
         return await self._say(request, call, happens)
 
     async def _say(
