@@ -48,7 +48,6 @@ class Harness:
     streams: bool = True
     drops_bad_turns: bool = False
     """A turn whose tool call is no JSON is taken out of the history, and asked for anew."""
-    retries_broken_streams: bool = True
 
     def last_turn(self, text: str = "All files are there.") -> Turn:
         """The turn after which the run ends."""
@@ -218,7 +217,7 @@ HARNESSES: dict[str, Harness] = {
             write=lambda path, text: tool_call("write", path=str(path), content=text),
         ),
         Harness(
-            "gemini", "google", has_key_in_url=False, prepare=_gemini, retries_broken_streams=False,
+            "gemini", "google", has_key_in_url=False, prepare=_gemini,
             shell=lambda command: tool_call("run_shell_command", command=command),
             write=lambda path, text: tool_call("write_file", file_path=str(path), content=text),
         ),
@@ -235,6 +234,3 @@ HARNESSES: dict[str, Harness] = {
         ),
     )
 }  # fmt: skip
-
-SERVED = [name for name, harness in HARNESSES.items() if harness.dialect != "google"]
-"""Those whose dialect the gateway speaks."""

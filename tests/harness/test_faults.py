@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.calls import Delivery
-from tests.harness.harnesses import HARNESSES, SERVED
+from tests.harness.harnesses import HARNESSES
 from tests.harness.proof import assert_no_key, assert_recorded
 from tests.harness.script import BrokenStream, Refusal, Scene, Script, ToolCall, Turn
 from tests.harness.stage import Stage
@@ -11,7 +11,7 @@ from tests.harness.stage import Stage
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", HARNESSES)
 async def test_loop_through_faults(name: str, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     harness = HARNESSES[name]
     good = harness.shell("echo hello > a.txt")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness.harnesses import HARNESSES, SERVED, Harness
+from tests.harness.harnesses import HARNESSES, Harness
 from tests.harness.proof import assert_no_key, assert_recorded
 from tests.harness.script import Scene, Script, Turn
 from tests.harness.stage import Stage
@@ -26,7 +26,7 @@ def main_scene(harness: Harness, stage: Stage) -> Scene:
     return Scene("main", turns, lambda conversation: bool(conversation.tool_names))
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", HARNESSES)
 async def test_loop_of_tools(name: str, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     harness = HARNESSES[name]
     played = await stage.perform(harness, Script([title_scene(), main_scene(harness, stage)]))

@@ -71,8 +71,11 @@ class GoogleEvents:
         return frame(orjson.dumps({**response, "usageMetadata": _usage(self._captured)}))
 
     def failure(self, error: ApiError) -> bytes:
-        """An error object; the stream ends without a finish reason."""
-        return frame(orjson.dumps(error_object(error)))
+        """An error object without SSE's frame, as Google sends it.
+
+        In a frame the JavaScript SDK takes it for an empty answer, and Gemini CLI ends its run.
+        """
+        return orjson.dumps(error_object(error)) + b"\n"
 
 
 def error_object(error: ApiError) -> dict[str, Any]:

@@ -20,9 +20,10 @@ class Seen:
 
     @cached_property
     def frames(self) -> list[str]:
-        """The data of each event, as text."""
+        """The data of each event, as text; Google's error objects stand outside of events."""
         lines = self.text.split("\n") if self.is_stream else []
-        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        begins = ("data: ", "{") if self.dialect == "gemini" else ("data: ",)
+        return [line.removeprefix("data: ") for line in lines if line.startswith(begins)]
 
     @cached_property
     def events(self) -> list[Event]:
