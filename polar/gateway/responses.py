@@ -12,6 +12,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_TRY_LATER = (429, 503)
 BUDGET_SPENT = "session_budget_exhausted"
 
 JSON_TYPE = (b"content-type", b"application/json")
@@ -36,6 +37,9 @@ class HttpError(Exception):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
+        if status in _TRY_LATER and retry_after is None:
+            # Without it some harnesses never try again, and others do for ever.
+            retry_after = 1
         self.api = ApiError(status, message, kind, code, param, retry_after)
 
     @property

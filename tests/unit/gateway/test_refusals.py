@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from polar.gateway.responses import HttpError
 from schemas.calls import Delivery
 from tests.unit.gateway.fake_engine import Answer, FakeEngine, running_engine
 from tests.unit.gateway.running import (
@@ -212,6 +213,13 @@ async def test_the_engines_refusals_keep_their_meaning(gateway: RunningGateway, 
     assert [record.seq for record in records] == list(range(1, 8))
     assert all(record.delivery is Delivery.UPSTREAM_ERROR and record.error for record in records)
     assert records[1].messages.new or records[1].messages.base_call == 1
+
+
+@pytest.mark.parametrize(("status", "seconds"), [(429, 1), (503, 1), (500, None), (401, None)])
+def test_whoever_is_to_try_later_is_told_when(status: int, seconds: int | None) -> None:
+    error = HttpError(status, "no", kind="some_error")
+    assert error.api.retry_after == seconds
+    assert ((b"retry-after", str(seconds).encode()) in error.headers) == (seconds is not None)
 
 
 async def test_too_many_calls(engine: FakeEngine, tmp_path: Path) -> None:
