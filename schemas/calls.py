@@ -22,6 +22,17 @@ class Delivery(StrEnum):
     """The engine refused, broke off or answered an error; no complete answer exists."""
 
 
+Relation = Literal[
+    "first", "extended", "drifted", "arguments_reserialized", "truncated", "retry", "edited",
+    "thinking_stripped", "tools_changed", "system_changed", "compaction", "subagent", "unknown",
+]  # fmt: skip
+"""How a request stands to the earlier calls of its session."""
+
+Rendering = Literal["engine", "spliced", "repeated", "local"]
+"""Who made the prompt's ids: the engine from messages, or the gateway (earlier ids continued,
+earlier ids again, messages rendered)."""
+
+
 class SessionOpened(Event):
     """Opens the key: acknowledged before any other record of the session is written."""
 
@@ -88,6 +99,19 @@ class Usage(WireModel):
     cached_tokens: int | None = None
 
 
+class Continuity(WireModel):
+    """How the prompt of a call came about, as the gateway decided it at dispatch."""
+
+    relation: Relation
+    rendering: Rendering
+    parent: int | None = None
+    """seq of the call whose prompt and sampled ids this prompt begins with."""
+    cut_tokens: Annotated[int, Field(ge=0)] = 0
+    """Sampled ids at the parent's end that its harness never saw: this prompt leaves them out."""
+    why_engine: str = ""
+    """With rendering `engine`: why the gateway did not make the ids."""
+
+
 class CallRecord(Event):
     """One LLM exchange with the exact ids and log-probs of the engine."""
 
@@ -108,6 +132,8 @@ class CallRecord(Event):
     open_calls: tuple[int, ...] = ()
     """seqs of this session's calls that were in flight at dispatch."""
 
+    continuity: Continuity | None = None
+    """None in records of calls that were never planned."""
     prompt: PromptDelta
     media: tuple[MediaPart, ...] = ()
     """Parts among `prompt.new_ids`, by position; those of the kept tokens stand with the base."""

@@ -3,7 +3,6 @@
 Tests leave it as they found it: running, with its base weights, version `default`.
 """
 
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,14 +30,9 @@ def engine(
     from polar.engines.models import prepare_tiny_qwen3
     from polar.engines.vllm_server import VllmServer
     from polar.settings import EngineSettings
+    from tests.chat_models import cache_dir
 
-    named = os.environ.get("POLAR_CACHE_DIR")
-    if named:
-        cache = Path(named)
-    else:
-        assert request.config.cache is not None
-        cache = request.config.cache.mkdir("polar-models")
-    model_path = prepare_tiny_qwen3(cache)
+    model_path = prepare_tiny_qwen3(cache_dir(request.config))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,0 +1,232 @@
+"""The next prompt of a session, out of the very ids that were sampled before.
+
+A request that continues an earlier call gets that call's prompt ids + sampled ids + the closing
+token where it is missing + the ids of what is new. A request with the history of an earlier call
+gets that call's prompt again. Everything else is rendered in full: by the engine, or here where
+untrusted text must be kept from becoming special tokens.
+
+| relation | the request, against the calls before it |
+|---|---|
+| first | opens a conversation |
+| extended | continues a call |
+| drifted | the same; the tokenizer would have written that call's answer in other ids |
+| arguments_reserialized | the same; the harness spells the answer's arguments in another way |
+| truncated | continues a call whose answer was cut: by length, a stop string, a broken connection |
+| retry | has the history of an earlier call |
+| edited | lacks an answer of its history, or has another in its place |
+| thinking_stripped | the template takes back reasoning, or text around it, that was sampled |
+| tools_changed, system_changed | the history of a call under other tools or system messages |
+| compaction | a summary call, or the restart after one |
+| subagent | opens with a task that an answer of the session gave, or says so itself |
+| unknown | shares its agent with earlier calls and explains nothing |
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+from polar.core.chat_template import Message, TemplateError
+from polar.core.continuity_table import Basis, ContinuityTable, KnownCall
+from polar.core.cut_answers import kept_tokens
+from polar.core.message_marks import HistoryMarks
+from polar.core.prompt_encoding import packed, unpacked
+from polar.core.relations import root_relation
+from polar.core.rendering import Renderer
+from polar.core.template_messages import is_text_only, template_options
+from schemas.calls import Relation, Rendering
+
+Policy = Literal["template", "preserve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, as far as continuity reads it."""
+
+    messages: Sequence[Message]
+    """In canonical form."""
+    tools: Sequence[Mapping[str, Any]]
+    fields: Mapping[str, Any]
+    """Of the request: its template options are among them."""
+    thread_id: str = ""
+    kind: str = "agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a request's prompt comes about, and what the call is remembered by."""
+
+    relation: Relation
+    rendering: Rendering
+    why_engine: str = ""
+    """With rendering `engine`: why the ids are not made here."""
+    parent: int | None = None
+    """seq of the call that is continued with its ids."""
+    prompt: bytes | None = None
+    """Packed ids; None where the engine renders."""
+    basis: Basis | None = None
+    """Known ids that the prompt begins with."""
+    cut_tokens: int = 0
+    """Sampled ids of the parent that the harness never saw, and that the prompt leaves out."""
+    known: KnownCall = field(kw_only=True)
+    """The call without its answer, to be completed by `remembered`."""
+
+
+def plan(table: ContinuityTable, seq: int, asked: Asked, renderer: Renderer | None, policy: Policy) -> Plan:
+    """The prompt of the next call, which has the number `seq`."""
+    return _Planner(table, seq, asked, renderer, policy).plan()
+
+
+class _Planner:
+    def __init__(
+        self, table: ContinuityTable, seq: int, asked: Asked, renderer: Renderer | None, policy: Policy
+    ) -> None:
+        self._table = table
+        self._asked = asked
+        self._renderer = renderer
+        self._policy = policy
+        self._marks = HistoryMarks(asked.messages, call_ids=renderer is None or renderer.shows_call_ids)
+        self._options = template_options(asked.fields)
+        self._tools = _tools_digest(asked.tools, self._options)
+        self._known = KnownCall(
+            seq, None, asked.thread_id, asked.kind, self._marks.system, self._tools, self._marks.whole
+        )
+
+    def plan(self) -> Plan:
+        twins = self._same(self._table.at(self._marks.whole))
+        parent, at = self._parent()
+        if parent is not None:
+            self._known.parent = parent.seq
+            self._known.thought_before = self._thinks_on(parent, at)
+        twin = next((call for call in reversed(twins) if call.trunk is not None), None)
+        if twin is not None and self._local_reason() == "":
+            basis = Basis(twin.seq, twin.prompt_tokens)
+            self._known.parent = twin.parent
+            self._known.thought_before = twin.thought_before
+            return self._planned("retry", "repeated", prompt=twin.prompt, parent=twin.parent, basis=basis)
+        relation: Relation | None = "retry" if twins else self._dropped_answer(at)
+        if parent is None:
+            return self._in_full(
+                relation or root_relation(self._table, self._asked.messages, self._marks, self._known)
+            )
+        return self._continued(relation or _continuing(self._asked.messages[at], parent), parent, at)
+
+    def _parent(self) -> tuple[KnownCall | None, int]:
+        """The last call of this history whose answer stands in it, and where; or (None, -1)."""
+        messages = self._asked.messages
+        for at in reversed(self._marks.before):
+            if messages[at]["role"] != "assistant":
+                continue
+            calls = self._same(self._table.at(self._marks.before[at]))
+            if not calls:
+                continue
+            mark = self._marks.mark(at)
+            matching = [call for call in calls if call.answer == mark]
+            if matching:
+                return _likeliest(matching, messages[at]), at
+        return None, -1
+
+    def _same(self, calls: Sequence[KnownCall]) -> list[KnownCall]:
+        return [call for call in calls if call.system == self._marks.system and call.tools == self._tools]
+
+    def _dropped_answer(self, at: int) -> Relation | None:
+        """Whether an answer later than the parent's belongs into this history and is not there."""
+        for index, name in self._marks.before.items():
+            if index > at:
+                for call in self._same(self._table.at(name)):
+                    return "truncated" if call.answer is None else "edited"
+        return None
+
+    def _thinks_on(self, parent: KnownCall, at: int) -> bool:
+        """Whether the user turn of this call has seen reasoning before it."""
+        if any(message["role"] == "user" for message in self._asked.messages[at + 1 :]):
+            return False
+        return parent.has_reasoning or parent.thought_before
+
+    def _continued(self, relation: Relation, parent: KnownCall, at: int) -> Plan:
+        """Splice behind the parent's answer, where that is possible."""
+        renderer, options = self._renderer, self._options
+        reason = self._local_reason()
+        if reason or renderer is None or options is None or parent.trunk is None:
+            return self._planned(relation, "engine", why_engine=reason or "ids_unknown")
+        messages = self._asked.messages
+        tools = renderer.tools(self._asked.tools, self._tools)
+        try:
+            follows = renderer.continuation(messages[:at], parent.shape, messages[at + 1 :], tools, options)
+        except TemplateError:
+            return self._planned(relation, "engine", why_engine="template_refuses")
+        if not follows.keeps_history and self._policy == "template":
+            self._known.parent = None
+            self._known.thought_before = False
+            return self._in_full("thinking_stripped")
+        sampled = unpacked(parent.sampled)
+        kept, remainder = kept_tokens(renderer, sampled, parent.finish_reason, parent.stop_reason)
+        tail = renderer.encoder.encode(remainder) if remainder else []
+        closed = kept > 0 and kept == len(sampled) and sampled[-1] == renderer.close_id
+        if not closed:
+            tail = [*tail, renderer.close_id]
+        tail = [*tail, *renderer.encoder.encode_marked(follows.text)]
+        if relation in ("extended", "arguments_reserialized"):
+            if not closed:
+                relation = "truncated"
+            elif relation == "extended" and not renderer.is_canonical(sampled):
+                relation = "drifted"
+        basis = Basis(parent.seq, parent.prompt_tokens + kept)
+        return self._planned(
+            relation, "spliced", parent=parent.seq, basis=basis, cut_tokens=len(sampled) - kept,
+            prompt=parent.first_ids(basis.tokens) + packed(tail),
+        )  # fmt: skip
+
+    def _in_full(self, relation: Relation) -> Plan:
+        """A whole rendering: here only where untrusted text needs protection, else by the engine."""
+        renderer, options = self._renderer, self._options
+        reason = self._local_reason()
+        if reason or renderer is None or options is None:
+            return self._planned(relation, "engine", why_engine=reason)
+        if not renderer.needs_protection(self._asked.messages):
+            return self._planned(relation, "engine", why_engine="plain")
+        tools = renderer.tools(self._asked.tools, self._tools)
+        try:
+            ids = renderer.prompt(self._asked.messages, tools, options)
+        except TemplateError:
+            return self._planned(relation, "engine", why_engine="template_refuses")
+        return self._planned(relation, "local", prompt=packed(ids))
+
+    def _local_reason(self) -> str:
+        """Why nothing of this request can be rendered here; empty when it can."""
+        if self._renderer is None:
+            return "no_renderer"
+        if self._options is None:
+            return "template_options"
+        return "" if is_text_only(self._asked.messages) else "media"
+
+    def _planned(self, relation: Relation, rendering: Rendering, **facts: Any) -> Plan:
+        return Plan(relation, rendering, known=self._known, **facts)
+
+
+def _continuing(answer: Message, parent: KnownCall) -> Relation:
+    return "extended" if spelling(answer) == parent.spelling else "arguments_reserialized"
+
+
+def _likeliest(calls: Sequence[KnownCall], answer: Message) -> KnownCall:
+    """Of calls with equal history and answer: the one with these call ids, else the last."""
+    ids = tuple(str(call.get("id")) for call in answer.get("tool_calls") or ())
+    return next((call for call in reversed(calls) if call.call_ids == ids), calls[-1])
+
+
+def spelling(answer: Message) -> bytes:
+    """Digest of an answer's arguments as they are spelled."""
+    state = hashlib.sha256()
+    for call in answer.get("tool_calls") or ():
+        arguments = (call.get("function") or {}).get("arguments")
+        state.update(orjson.dumps(arguments, default=str) if not isinstance(arguments, str)
+                     else arguments.encode("utf-8", "surrogatepass"))  # fmt: skip
+        state.update(b"\0")
+    return state.digest()[:16]
+
+
+def _tools_digest(tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None) -> str:
+    data = orjson.dumps([tools, options], option=orjson.OPT_SORT_KEYS, default=str)
+    return hashlib.sha256(data).hexdigest()[:32]
