@@ -106,6 +106,17 @@ class GatewaySettings(BaseSettings):
     """A call waits so long for an engine with the current weights; then it takes one that is behind."""
     model: str = "policy"
     """Served model name that the engines must offer."""
+    model_path: Path | None = None
+    """Folder with the tokenizer and chat template that the engines use. With it a prompt that
+    continues an earlier call is made of that call's own ids; without it engines render every prompt."""
+    chat_template: Path | None = None
+    """A template in place of the folder's; must be what the engines were given."""
+    thinking: Literal["template", "preserve"] = "template"
+    """Reasoning of finished turns that the template would take back: `template` renders anew as it
+    says, `preserve` keeps what was sampled."""
+    protect_special_tokens: bool = True
+    """Text of users and tools never becomes a special token: a tool result that spells the end of
+    its turn would else end it, and whatever follows would be an instruction."""
     always_stream: bool = False
     """Engines stream to the gateway even where the harness wants the whole answer at once: engines
     parse tool calls differently in the two ways, and a harness may use both."""

@@ -37,7 +37,8 @@ LLAMA3_SHAPE = """
         {%- continue -%}
     {%- endif -%}
     {%- if message.role == 'tool' -%}
-        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + (message.content | tojson) + '<|eot_id|>' -}}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' -}}
+        {{- (message.content | tojson) + '<|eot_id|>' -}}
     {%- elif message.tool_calls -%}
         {%- if message.tool_calls | length != 1 -%}
             {{- raise_exception('one tool call at a time') -}}
@@ -123,9 +124,7 @@ def llama3_shape(folder: Path) -> ChatModel:
     tokenizer.add_special_tokens(
         [AddedToken(f"<|{name}|>", normalized=False, special=True) for name in names]
     )
-    return ChatModel(
-        "llama3", tokenizer, LLAMA3_SHAPE, {"bos_token": "<|begin_of_text|>"}, one_call=True
-    )
+    return ChatModel("llama3", tokenizer, LLAMA3_SHAPE, {"bos_token": "<|begin_of_text|>"}, one_call=True)
 
 
 @cache

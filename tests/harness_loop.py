@@ -7,7 +7,7 @@ write. The harness sends history back in its own spelling.
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polar.core.answered_calls import answered
@@ -86,9 +86,8 @@ class Loop:
 
     def plan(self, asked: Asked) -> Plan:
         """What the gateway would do."""
-        return plan(
-            self.table, len(self.turns) + 1, asked, self.renderer if self.enabled else None, self.policy
-        )
+        planned = plan(self.table, asked, self.renderer if self.enabled else None, self.policy)
+        return planned if planned.render is None else replace(planned, prompt=planned.render())
 
     def call(
         self,
@@ -107,14 +106,13 @@ class Loop:
         """One request and its answer; `sampled` makes ids of the answer's text."""
         asked = Asked(messages, tools, fields or {}, thread_id, kind)
         planned = self.plan(asked)
-        prompt = (
-            engine_ids(self.renderer, asked) if planned.prompt is None else unpacked(planned.prompt)
-        )
+        prompt = engine_ids(self.renderer, asked) if planned.prompt is None else unpacked(planned.prompt)
         seed = len(self.turns)
         make = sampled or (lambda text: forced_ids(self.renderer, text, seed))
         ids = make(answer_text(self.renderer, asked, answer))
         known = answered(
-            planned.known, 0, answer, is_whole=is_whole, call_ids=self.renderer.shows_call_ids,
+            planned.known, len(self.turns) + 1, answer,
+            is_whole=is_whole, has_reasoning="reasoning" in answer, call_ids=self.renderer.shows_call_ids,
             finish_reason=finish_reason, stop_reason=stop_reason,
             prompt_tokens=len(prompt), sampled_tokens=len(ids),
         )  # fmt: skip

@@ -31,7 +31,7 @@ async def look_at(url: str, model: str, api_key: str) -> Upstream:
         if not model:
             model = _only_model(base, await client.models())
         try:
-            await VllmAdapter(client, model).probe()
+            await VllmAdapter(client, model, renderer=None).probe()
         except EngineUnfitError as error:
             if isinstance(error.__cause__, EngineDownError):
                 raise

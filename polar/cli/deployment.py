@@ -78,6 +78,10 @@ def resolve(options: UpOptions) -> Deployment:
     chosen = {**kept.chosen, **given}
     if options.model_path is not None:
         chosen["POLAR_ENGINE_MODEL_PATH"] = chosen["POLAR_TRAINER_MODEL_PATH"] = str(options.model_path)
+    # The gateway continues prompts with the tokenizer and the template that the engine uses.
+    for name in ("MODEL_PATH", "CHAT_TEMPLATE"):
+        if f"POLAR_ENGINE_{name}" in chosen:
+            chosen.setdefault(f"POLAR_GATEWAY_{name}", chosen[f"POLAR_ENGINE_{name}"])
     chosen["POLAR_DATA_DIR"] = str(options.data_dir)
     chosen["POLAR_BOOTSTRAP_SERVERS"] = external or f"127.0.0.1:{ports['broker']}"
     # The markers of an enclosing deployment are no settings of this one.

@@ -19,30 +19,32 @@ _MAX_TEXTS = 8
 
 def answered(
     known: KnownCall,
-    index: int,
+    seq: int,
     answer: Message,
     *,
     is_whole: bool,
+    has_reasoning: bool,
     call_ids: bool,
     finish_reason: str | None,
     stop_reason: Any,
     prompt_tokens: int,
     sampled_tokens: int,
 ) -> KnownCall:
-    """Choice `index` of a planned call.
+    """A planned call that has its number and its answer.
 
-    `answer`: the assistant message as delivered. `is_whole`: nothing of it was left out, and it
-    came to its end. `call_ids`: ids of tool calls are part of what the model sees.
+    `answer`: the assistant message as delivered. `is_whole`: it came to its end, with all its tool
+    calls. `has_reasoning`: with some that was hidden, too. `call_ids`: ids of tool calls are part
+    of what the model sees.
     """
     calls = answer.get("tool_calls") or ()
     return replace(
         known,
-        seq=known.seq + index,
+        seq=seq,
         answer=answer_mark({**answer, "role": "assistant"}, call_ids=call_ids) if is_whole else None,
         spelling=spelling(answer),
         call_ids=tuple(str(call.get("id")) for call in calls),
         call_names=tuple(str((call.get("function") or {}).get("name")) for call in calls),
-        has_reasoning=bool(answer.get("reasoning")),
+        has_reasoning=has_reasoning,
         finish_reason=finish_reason,
         stop_reason=stop_reason if isinstance(stop_reason, (str, int)) else None,
         said=_said(answer),

@@ -22,7 +22,7 @@ untrusted text must be kept from becoming special tokens.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -65,33 +65,43 @@ class Plan:
     parent: int | None = None
     """seq of the call that is continued with its ids."""
     prompt: bytes | None = None
-    """Packed ids; None where the engine renders."""
+    """Packed ids; None where the engine renders, or `render` has yet to."""
+    render: Callable[[], bytes] | None = field(default=None, compare=False)
+    """With rendering `local`: makes the prompt, which may take a while. Raises TemplateError."""
     basis: Basis | None = None
     """Known ids that the prompt begins with."""
     cut_tokens: int = 0
     """Sampled ids of the parent that the harness never saw, and that the prompt leaves out."""
     known: KnownCall = field(kw_only=True)
-    """The call without its answer, to be completed by `remembered`."""
+    """The call without number and answer, which `answered` adds."""
 
 
-def plan(table: ContinuityTable, seq: int, asked: Asked, renderer: Renderer | None, policy: Policy) -> Plan:
-    """The prompt of the next call, which has the number `seq`."""
-    return _Planner(table, seq, asked, renderer, policy).plan()
+def plan(
+    table: ContinuityTable, asked: Asked, renderer: Renderer | None, policy: Policy, why_engine: str = ""
+) -> Plan:
+    """The prompt of the next call. `why_engine`: why its engine takes no ids, if it takes none."""
+    return _Planner(table, asked, renderer, policy, why_engine).plan()
 
 
 class _Planner:
     def __init__(
-        self, table: ContinuityTable, seq: int, asked: Asked, renderer: Renderer | None, policy: Policy
+        self,
+        table: ContinuityTable,
+        asked: Asked,
+        renderer: Renderer | None,
+        policy: Policy,
+        why_engine: str,
     ) -> None:
         self._table = table
         self._asked = asked
         self._renderer = renderer
         self._policy = policy
-        self._marks = HistoryMarks(asked.messages, call_ids=renderer is None or renderer.shows_call_ids)
+        self._why_engine = why_engine
+        self._marks = HistoryMarks(asked.messages, call_ids=sees_call_ids(renderer))
         self._options = template_options(asked.fields)
         self._tools = _tools_digest(asked.tools, self._options)
         self._known = KnownCall(
-            seq, None, asked.thread_id, asked.kind, self._marks.system, self._tools, self._marks.whole
+            0, None, asked.thread_id, asked.kind, self._marks.system, self._tools, self._marks.whole
         )
 
     def plan(self) -> Plan:
@@ -188,22 +198,28 @@ class _Planner:
         if not renderer.needs_protection(self._asked.messages):
             return self._planned(relation, "engine", why_engine="plain")
         tools = renderer.tools(self._asked.tools, self._tools)
-        try:
-            ids = renderer.prompt(self._asked.messages, tools, options)
-        except TemplateError:
-            return self._planned(relation, "engine", why_engine="template_refuses")
-        return self._planned(relation, "local", prompt=packed(ids))
+        messages = self._asked.messages
+        return self._planned(
+            relation, "local", render=lambda: packed(renderer.prompt(messages, tools, options))
+        )
 
     def _local_reason(self) -> str:
         """Why nothing of this request can be rendered here; empty when it can."""
         if self._renderer is None:
             return "no_renderer"
+        if self._why_engine:
+            return self._why_engine
         if self._options is None:
             return "template_options"
         return "" if is_text_only(self._asked.messages) else "media"
 
     def _planned(self, relation: Relation, rendering: Rendering, **facts: Any) -> Plan:
         return Plan(relation, rendering, known=self._known, **facts)
+
+
+def sees_call_ids(renderer: Renderer | None) -> bool:
+    """Whether ids of tool calls are part of what the model sees."""
+    return renderer is not None and renderer.shows_call_ids
 
 
 def _continuing(answer: Message, parent: KnownCall) -> Relation:

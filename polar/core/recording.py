@@ -17,7 +17,7 @@ from polar.core.dialects.engine_answer import Captured, CapturedChoice
 from polar.core.dialects.engine_body import sampling_asked
 from polar.core.session_history import EncodedMessages, SessionHistory
 from schemas.base import canonical_json, digest, encode
-from schemas.calls import CallRecord, Delivery, MessagesDelta, PromptDelta, ToolsDelta, Usage
+from schemas.calls import CallRecord, Continuity, Delivery, MessagesDelta, PromptDelta, ToolsDelta, Usage
 from schemas.columns import Column, FloatColumn, TokenColumn
 from schemas.ids import call_id
 from schemas.policies import PolicyInterval, PolicyVersion
@@ -41,6 +41,9 @@ class Dispatched:
     trainable: bool
     engine_id: str
     first_version: PolicyVersion
+    continuity: Continuity | None = None
+    prompt: TokenColumn | None = None
+    """The prompt's ids, where the gateway made them and the engine has to use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def build_records(
 ) -> list[EncodedCall]:
     """One record per choice asked for, in order of seq; `history` learns them."""
     messages = EncodedMessages.of(call.request.messages)
-    prompt = _token_column(captured.prompt_ids)
+    prompt = prompt_column(call, captured)
     complete = prompt is not None and captured.is_complete()
     records = []
     for index in range(call.request.choices):
@@ -88,6 +91,7 @@ def build_records(
             request_digest=call.request.digest,
             choice_index=index,
             open_calls=call.open_calls,
+            continuity=call.continuity,
             prompt=history.prompt(prompt or TokenColumn()),
             sampled_ids=sampled,
             logprobs=_fit(choice.logprobs, len(sampled)),
@@ -146,6 +150,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Column):
         return base64.b64encode(value.data).decode("ascii")
     return value.__dict__
+
+
+def prompt_column(call: Dispatched, captured: Captured) -> TokenColumn | None:
+    """The prompt's ids as one column; None where the engine's are none."""
+    if call.prompt is not None and captured.prompt_is_as_sent:
+        return call.prompt
+    return _token_column(captured.prompt_ids)
 
 
 def unfinished_record(

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import aiohttp
 import orjson
 
+from polar.core.rendering import Renderer
 from polar.gateway.engine import EngineBrokenError, EngineClient, EngineDownError, EngineStatusError
 from polar.gateway.probe import EngineFacts, EngineUnfitError, probe
 from polar.gateway.versions import parse_weight_version
@@ -68,16 +69,17 @@ class VllmAdapter:
 
     gives_ids = True
 
-    def __init__(self, client: EngineClient, model: str) -> None:
-        """`model`: the served name that it must offer."""
+    def __init__(self, client: EngineClient, model: str, renderer: Renderer | None) -> None:
+        """`model`: the served name that it must offer. `renderer`: whether it renders alike is asked."""
         self._client = client
         self._model = model
+        self._renderer = renderer
         self.engine_id = client.engine_id
         self.url = client.url
 
     async def probe(self) -> EngineFacts:
         """See EngineAdapter."""
-        return await probe(self._client, self._model)
+        return await probe(self._client, self._model, self._renderer)
 
     async def weight_version(self) -> PolicyVersion:
         """See EngineAdapter."""
@@ -119,7 +121,7 @@ class OpenAiAdapter:
                 ) from error
         except (EngineDownError, EngineBrokenError) as error:
             raise EngineUnfitError("engine_down", str(error)) from error
-        return EngineFacts(BASE_VERSION, None)
+        return EngineFacts(BASE_VERSION, None, rendering="engine_kind")
 
     async def weight_version(self) -> PolicyVersion:
         """See EngineAdapter: its weights do not change under a name that we know."""
@@ -143,6 +145,8 @@ class OpenAiAdapter:
         return self._client.chat(plain, headers)
 
 
-def new_adapter(kind: EngineKind, client: EngineClient, model: str) -> EngineAdapter:
+def new_adapter(
+    kind: EngineKind, client: EngineClient, model: str, renderer: Renderer | None
+) -> EngineAdapter:
     """The adapter of a kind over a client."""
-    return VllmAdapter(client, model) if kind == "vllm" else OpenAiAdapter(client)
+    return VllmAdapter(client, model, renderer) if kind == "vllm" else OpenAiAdapter(client)

@@ -184,6 +184,8 @@ def describe(parts: Parts) -> dict[str, Any]:
                 "reason": slot.reason,
                 "detail": slot.detail,
                 "in_flight": slot.in_flight,
+                "takes_ids": not slot.rendering,
+                "renders_itself_because": slot.rendering,
                 "draining": slot.is_draining,
                 "behind": parts.engines.is_behind(slot),
                 "settled": str(slot.versions.settled),

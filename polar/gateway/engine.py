@@ -14,6 +14,7 @@ import orjson
 from polar.core.dialects.engine_answer import AnswerError, load_json
 from polar.errors import EngineError
 
+PROBE_HEADERS: Mapping[str, str] = {"X-Polar-Purpose": "probe"}
 _CONNECT_SECONDS = 5.0
 _QUESTION_SECONDS = 10.0
 _CHAT = "/v1/chat/completions"
@@ -128,7 +129,7 @@ class EngineClient:
                 "GET" if body is None else "POST",
                 self.url + path,
                 data=None if body is None else orjson.dumps(body),
-                headers={**self._key, "X-Polar-Purpose": "probe"},
+                headers={**self._key, **PROBE_HEADERS},
                 timeout=aiohttp.ClientTimeout(total=_QUESTION_SECONDS),
             ) as response:
                 data = await response.read()

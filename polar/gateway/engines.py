@@ -54,6 +54,8 @@ class EngineSlot:
     detail: str = "the engine has not been probed yet"
     context_tokens: int | None = None
     """Longest prompt and answer together, as the engine tells."""
+    rendering: str = "not_probed"
+    """Why it gets no prompts as ids, in a word; empty when it does."""
     in_flight: int = 0
     is_draining: bool = False
     """Calls in flight end, new ones go elsewhere."""
@@ -239,5 +241,8 @@ class EnginePool:
             return
         slot.reason = slot.detail = ""
         slot.context_tokens = facts.context_tokens
+        if facts.rendering != slot.rendering:
+            logger.info("engine_id=%s renders %s", slot.engine_id, facts.rendering or "as the gateway does")
+        slot.rendering = facts.rendering
         self._observe(slot, facts.version, told)
         logger.info("engine_id=%s is fit, policy_version=%s", slot.engine_id, facts.version)

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from polar.core.continuity import Plan
 from polar.core.dialects.base import ClientStream, Dialect
 from polar.core.dialects.engine_answer import (
     MALFORMED,
@@ -33,6 +34,11 @@ from schemas.ids import call_id
 
 logger = logging.getLogger(__name__)
 
+
+class PromptIgnoredError(AnswerError):
+    """The engine did not use the prompt ids that it was sent."""
+
+
 _DRAIN_SECONDS = 1.0
 """An engine may take so long to close its stream behind `[DONE]`; then the connection is closed."""
 
@@ -47,6 +53,7 @@ class Exchange:
         live: LiveSession,
         slot: EngineSlot,
         call: Dispatched,
+        planned: Plan,
         dialect: Dialect,
         answer: Answer,
     ) -> None:
@@ -55,6 +62,7 @@ class Exchange:
         self._live = live
         self._slot = slot
         self._call = call
+        self._planned = planned
         self._dialect = dialect
         self._answer = answer
         self._call_name = answer.request_id = call_id(call.session_id, call.first_seq)
@@ -96,6 +104,9 @@ class Exchange:
             # In words, and by the request id in the head, that make harnesses ask again. What they
             # would do after a dropped connection they do not do after just any error in a stream.
             await self._fail(_bad_gateway(f"upstream connection error: {error}", "engine_unavailable"))
+        except PromptIgnoredError as error:
+            self._slot.suspect("engine_ignores_ids", str(error))
+            await self._fail(_bad_gateway(str(error), "engine_ignores_ids"))
         except (AnswerError, SseError) as error:
             await self._fail(_bad_gateway(str(error), "engine_answer"))
 
@@ -109,6 +120,7 @@ class Exchange:
             await self._pass_on(response)
         else:
             captured, answer = read_answer(await response.read(), self._call.request)
+            self._prove_prompt(captured)
             await self._deliver(captured, answer)
 
     async def _pass_on(self, response: aiohttp.ClientResponse) -> None:
@@ -144,12 +156,25 @@ class Exchange:
         if self._stream is None:
             return None
         chunks = [chunk for event in events if (chunk := self._stream.on_data(event.data)) is not None]
+        if chunks:
+            self._prove_prompt(self._stream.captured)
         if self._client is None or not chunks:
             return None
         try:
             return b"".join([self._client.on_chunk(chunk) for chunk in chunks])
         except MALFORMED as error:
             raise malformed(error) from error
+
+    def _prove_prompt(self, captured: Captured) -> None:
+        """Nothing is passed on of an answer to another prompt than the one that was sent as ids."""
+        if self._call.prompt is None or captured.prompt_is_as_sent:
+            return
+        if captured.prompt_ids != self._call.prompt.tolist():
+            self._recorder.counters["prompt_ignored"] += 1
+            raise PromptIgnoredError(
+                f"engine {self._slot.engine_id} answers another prompt than the ids that it was sent"
+            )
+        captured.prompt_is_as_sent = True
 
     async def _deliver(self, captured: Captured, answer: dict[str, Any]) -> None:
         """Answer a harness that wants the whole at once."""
@@ -187,7 +212,7 @@ class Exchange:
             if captured is None:
                 captured = self._stream.close() if self._stream else Captured()
             self._record_id = self._recorder.record(
-                self._live, self._call, captured,
+                self._live, self._call, self._planned, captured,
                 last_version=self._slot.versions.close(self._mark), delivery=delivery, error=error,
             )  # fmt: skip
         return self._record_id

@@ -14,12 +14,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from polar.core.metrics import Metrics
+from polar.core.rendering import Renderer
 from polar.errors import LogError, SettingsError
 from polar.gateway.adapters import new_adapter
+from polar.gateway.continuity_rows import ContinuityRows
 from polar.gateway.engine import EngineClient, new_http_session
 from polar.gateway.engines import EnginePool
+from polar.gateway.prompts import Prompts
 from polar.gateway.proxy import ModelProxy
 from polar.gateway.recorder import Recorder
+from polar.gateway.renderer import RendererError, load_renderer
 from polar.gateway.retries import Retries
 from polar.gateway.sender import SpoolSender, WriterFactory
 from polar.gateway.sessions import SessionTable
@@ -45,6 +49,7 @@ class Parts:
     engines: EnginePool
     recorder: Recorder
     retries: Retries
+    prompts: Prompts
     proxy: ModelProxy
     background: list[asyncio.Task[None]] = field(default_factory=list)
     """Sender, engine watch, heartbeat, purge: none of them ends while the gateway runs."""
@@ -77,6 +82,13 @@ class Parts:
             "joined_requests_total": self.retries.num_joined,
             "repeated_answers_total": self.retries.num_repeated,
             "keep_alives_total": self.proxy.keep_alives,
+            "engines_taking_ids": sum(not (s.reason or s.rendering) for s in self.engines.slots.values()),
+            "calls_by_relation_total": self.prompts.relations,
+            "prompts_by_rendering_total": self.prompts.renderings,
+            "engine_prompts_by_reason_total": self.prompts.engine_reasons,
+            "cut_tokens_total": self.prompts.cut_tokens,
+            "calls_without_ids_total": self.sessions.num_lost_ids,
+            "history_bytes": self.sessions.history_bytes,
         }
 
     @property
@@ -106,31 +118,34 @@ async def running_parts(
     http = new_http_session()
     try:
         sender = SpoolSender(spool, new_writer)
-        sessions = SessionTable(spool, settings.id, settings.history_max_bytes)
+        rows = ContinuityRows(log.data_dir / "gateway" / settings.id / "continuity")
+        sessions = SessionTable(spool, rows, settings.id, settings.history_max_bytes)
         sessions.recover("gateway restarted")
+        prompts = Prompts(await _renderer(settings), settings.thinking)
         engines = EnginePool(
             [
                 new_adapter(
                     settings.engine_kind,
                     EngineClient(name, url, http, api_key=settings.engine_api_key.get_secret_value()),
                     settings.model,
+                    prompts.renderer,
                 )
                 for name, url in urls.items()
             ],
             probe_seconds=settings.probe_seconds,
             wait_seconds=settings.engine_wait_seconds,
         )
-        recorder = Recorder(sessions, sender, settings.broker_grace_ms / 1000)
+        recorder = Recorder(sessions, sender, prompts, settings.broker_grace_ms / 1000)
         retries = Retries(settings.retry_max_bytes, settings.retry_seconds)
-        proxy = ModelProxy(settings, secret, spool, sessions, engines, recorder, retries)
-        parts = Parts(log, settings, spool, sender, sessions, engines, recorder, retries, proxy)
+        proxy = ModelProxy(settings, secret, spool, sessions, engines, recorder, retries, prompts)
+        parts = Parts(log, settings, spool, sender, sessions, engines, recorder, retries, prompts, proxy)
         parts.background = tasks = [
             asyncio.create_task(work, name=name)
             for name, work in (
                 ("spool-sender", sender.run()),
                 ("engine-watch", engines.run()),
                 ("heartbeat", _beat(parts)),
-                ("purge", _purge(spool)),
+                ("purge", _purge(sessions)),
             )
         ]
         try:
@@ -145,6 +160,23 @@ async def running_parts(
     finally:
         await http.close()
         spool.close()
+
+
+async def _renderer(settings: GatewaySettings) -> Renderer | None:
+    """The engines' template and tokenizer; without them engines render every prompt."""
+    if settings.model_path is None:
+        logger.info("POLAR_GATEWAY_MODEL_PATH is not set: engines render every prompt themselves")
+        return None
+    try:
+        return await asyncio.to_thread(
+            load_renderer,
+            settings.model_path,
+            settings.chat_template,
+            protects=settings.protect_special_tokens,
+        )
+    except RendererError as error:
+        logger.warning("engines render every prompt themselves: %s", error)
+        return None
 
 
 async def _flush(parts: Parts) -> None:
@@ -178,8 +210,8 @@ async def _beat(parts: Parts) -> None:
         await asyncio.sleep(_HEARTBEAT_SECONDS)
 
 
-async def _purge(spool: Spool) -> None:
+async def _purge(sessions: SessionTable) -> None:
     while True:
-        if forgotten := spool.purge(time.time()):
+        if forgotten := sessions.purge(time.time()):
             logger.info("forgot %s sessions whose keys expired", forgotten)
         await asyncio.sleep(_PURGE_SECONDS)

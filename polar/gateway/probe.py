@@ -21,13 +21,20 @@ from typing import Any
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import AnswerError, Captured, load_json, read_answer
 from polar.core.dialects.engine_body import engine_body
+from polar.core.rendering import Renderer
 from polar.errors import EngineError
-from polar.gateway.engine import EngineBrokenError, EngineClient, EngineDownError, EngineStatusError
+from polar.gateway.engine import (
+    PROBE_HEADERS,
+    EngineBrokenError,
+    EngineClient,
+    EngineDownError,
+    EngineStatusError,
+)
+from polar.gateway.rendering_probe import compare_rendering
 from polar.gateway.versions import parse_weight_version
 from schemas.policies import PolicyVersion
 from schemas.tasks import SamplingSpec
 
-PROBE_HEADERS: Mapping[str, str] = {"X-Polar-Purpose": "probe"}
 _TOP = 5
 _SMALLEST_SPREAD = 1e-3
 """Below this the top tokens are as good as equal and a ratio says nothing."""
@@ -59,9 +66,11 @@ class EngineFacts:
     """That the engine runs at present."""
     context_tokens: int | None
     """Longest prompt and answer together; none where the engine does not tell."""
+    rendering: str
+    """Why prompts cannot be sent as ids; empty when they can."""
 
 
-async def probe(engine: EngineClient, model: str) -> EngineFacts:
+async def probe(engine: EngineClient, model: str, renderer: Renderer | None) -> EngineFacts:
     """Ask whether the engine does what the records will claim. Raises EngineUnfitError."""
     try:
         offered = await engine.models()
@@ -75,13 +84,14 @@ async def probe(engine: EngineClient, model: str) -> EngineFacts:
         warm = await _ask(engine, model, _neutral(2.0))
         bare = await _ask(engine, model, {})
         version = await engine.weight_version()
+        rendering = await compare_rendering(engine, model, renderer)
     except EngineDownError as error:
         raise EngineUnfitError("engine_down", str(error)) from error
     except (EngineBrokenError, EngineStatusError) as error:
         raise EngineUnfitError("engine_down", f"{error}; is it still starting?") from error
     judge_logprobs(engine.engine_id, neutral, warm, bare)
     try:
-        return EngineFacts(parse_weight_version(version), offered[model])
+        return EngineFacts(parse_weight_version(version), offered[model], rendering)
     except ValueError as error:
         raise EngineUnfitError("engine_weight_version", f"engine {engine.engine_id}: {error}") from error
 

@@ -35,6 +35,7 @@ from polar.gateway.answers import Answer
 from polar.gateway.engine import EngineStatusError
 from polar.gateway.engines import EnginePool, EngineSlot, NoEngineError
 from polar.gateway.exchange import Exchange
+from polar.gateway.prompts import Prompts, as_continuity, put_ids
 from polar.gateway.recorder import Recorder
 from polar.gateway.responses import (
     HttpError,
@@ -117,6 +118,7 @@ class ModelProxy:
         engines: EnginePool,
         recorder: Recorder,
         retries: Retries,
+        prompts: Prompts,
     ) -> None:
         self._settings = settings
         self._secret = secret
@@ -125,6 +127,7 @@ class ModelProxy:
         self._engines = engines
         self._recorder = recorder
         self._retries = retries
+        self._prompts = prompts
         self._num_requests = 0
         self.keep_alives = 0
         """Signs of life that were sent while nothing else came."""
@@ -234,16 +237,24 @@ class ModelProxy:
             stream=request.stream or self._settings.always_stream,
         )  # fmt: skip
         lower_limit(body, used, context_tokens=slot.context_tokens, budget_tokens=budget)
+        planned = await self._prompts.plan(live, request, slot)
+        if planned.rendering == "local":
+            live = self._admit(claims)  # rendering may have taken a while, too
+        if planned.prompt is not None:
+            put_ids(body, used, planned.prompt, slot.context_tokens)
         try:
             call = self._sessions.begin(
                 live, request, asyncio.current_task(), trainable=claims.trainable, sampling_used=used,
                 engine_id=slot.engine_id, first_version=slot.versions.settled,
+                continuity=as_continuity(planned), prompt=planned.prompt,
             )  # fmt: skip
         except OSError as error:
             raise unavailable(f"the spool cannot be written: {error}", "spool_error") from error
         slot.in_flight += 1
         try:
-            await Exchange(self._engines, self._recorder, live, slot, call, dialect, answer).run(body)
+            await Exchange(self._engines, self._recorder, live, slot, call, planned, dialect, answer).run(
+                body
+            )
         finally:
             slot.in_flight -= 1
             self._sessions.end(live, call)

@@ -7,8 +7,10 @@ Invariant: what `record` returns is spooled, so nothing that happens later loses
 import logging
 from collections import Counter
 
+from polar.core.continuity import Plan
 from polar.core.dialects.engine_answer import Captured
-from polar.core.recording import Dispatched, build_records
+from polar.core.recording import Dispatched, build_records, prompt_column
+from polar.gateway.prompts import Prompts
 from polar.gateway.sender import SpoolSender
 from polar.gateway.sessions import LiveSession, SessionTable
 from schemas.calls import Delivery
@@ -20,8 +22,11 @@ logger = logging.getLogger(__name__)
 class Recorder:
     """Records the calls of all sessions."""
 
-    def __init__(self, sessions: SessionTable, sender: SpoolSender, grace_seconds: float) -> None:
+    def __init__(
+        self, sessions: SessionTable, sender: SpoolSender, prompts: Prompts, grace_seconds: float
+    ) -> None:
         self._sessions = sessions
+        self._prompts = prompts
         self._sender = sender
         self._grace_seconds = grace_seconds
         self.counters: Counter[str] = Counter()
@@ -31,6 +36,7 @@ class Recorder:
         self,
         live: LiveSession,
         call: Dispatched,
+        planned: Plan,
         captured: Captured,
         *,
         last_version: PolicyVersion,
@@ -38,12 +44,15 @@ class Recorder:
         error: str,
     ) -> int:
         """Spool a call's records; returns the spool id of the last. Raises OSError."""
-        records = build_records(
+        built = build_records(
             call, captured, live.history, last_version=last_version, delivery=delivery, error=error
         )
-        record_id = self._sessions.commit(live, records)
+        prompt = prompt_column(call, captured)
+        records = [one.record for one in built]
+        rows = self._prompts.remember(live, planned, captured, records, prompt)
+        record_id = self._sessions.commit(live, built, rows)
         self._sender.wake()
-        for record in [built.record for built in records]:
+        for record in records:
             self.counters[record.delivery] += 1
             if record.untrainable is not None:
                 self.counters[record.untrainable] += 1

@@ -16,13 +16,16 @@ from typing import Any
 
 import orjson
 
+from polar.core.continuity_table import ContinuityTable
 from polar.core.dialects.base import ModelRequest
 from polar.core.recording import Dispatched, EncodedCall, unfinished_record
 from polar.core.session_budget import Used
 from polar.core.session_history import SessionHistory
 from polar.core.session_keys import SessionClaims
+from polar.gateway.continuity_rows import ContinuityRows
 from polar.gateway.spool import SessionRow, Spool
-from schemas.calls import SessionOpened, SessionSealed
+from schemas.calls import Continuity, SessionOpened, SessionSealed
+from schemas.columns import TokenColumn
 from schemas.ids import group_of
 from schemas.policies import PolicyVersion
 from schemas.sessions import Outcome
@@ -56,8 +59,9 @@ class LiveSession:
     engine_id: str | None = None
     """Engine of its last call: its prefixes are cached there."""
     history: SessionHistory = field(default_factory=SessionHistory)
+    continuity: ContinuityTable = field(default_factory=ContinuityTable)
     history_bytes: int = 0
-    """Size of the history as the table counts it."""
+    """Size of both as the table counts it."""
 
     @property
     def open_calls(self) -> tuple[int, ...]:
@@ -70,14 +74,18 @@ class LiveSession:
 class SessionTable:
     """All sessions of one gateway."""
 
-    def __init__(self, spool: Spool, gateway_id: str, history_max_bytes: int) -> None:
+    def __init__(self, spool: Spool, rows: ContinuityRows, gateway_id: str, history_max_bytes: int) -> None:
         self._spool = spool
+        self._rows = rows
         self._gateway_id = gateway_id
         self._history_max_bytes = history_max_bytes
-        self._history_bytes = 0
+        self.history_bytes = 0
+        """Held in memory, to encode against and to continue."""
         self._live: OrderedDict[str, LiveSession] = OrderedDict()
         self.num_in_flight = 0
         """Calls between dispatch and record."""
+        self.num_lost_ids = 0
+        """Calls whose ids did not come back after a restart: what continues them is rendered in full."""
 
     def open(
         self, session_id: str, group_id: str, sampling: SamplingSpec, expires_at: float, *, trainable: bool
@@ -131,6 +139,8 @@ class SessionTable:
         sampling_used: dict[str, Any],
         engine_id: str,
         first_version: PolicyVersion,
+        continuity: Continuity | None = None,
+        prompt: bytes | None = None,
     ) -> Dispatched:
         """Reserve the numbers of a call that `task` carries out, and note it in flight."""
         if task is None:
@@ -165,13 +175,19 @@ class SessionTable:
             trainable=trainable,
             engine_id=engine_id,
             first_version=first_version,
+            continuity=continuity,
+            prompt=None if prompt is None else TokenColumn.from_bytes(prompt),
         )
 
-    def commit(self, live: LiveSession, records: Sequence[EncodedCall]) -> int:
-        """Spool a call's records; returns the id of the last. The history has grown: trim it."""
+    def commit(self, live: LiveSession, records: Sequence[EncodedCall], rows: Sequence[bytes] = ()) -> int:
+        """Spool a call's records; returns the id of the last. The history has grown: trim it.
+
+        `rows`: what a restart needs to continue these calls.
+        """
         record_id = self._spool.record(records)
-        size = live.history.size_bytes
-        self._history_bytes += size - live.history_bytes
+        self._rows.append(live.session_id, rows)
+        size = live.history.size_bytes + live.continuity.size_bytes
+        self.history_bytes += size - live.history_bytes
         live.history_bytes = size
         self._trim()
         return record_id
@@ -226,6 +242,12 @@ class SessionTable:
             logger.warning("session_id=%s call %s has no answer: %s", session, seq, error)
         return len(unrecorded)
 
+    def purge(self, now: float) -> int:
+        """Forget sessions whose keys expired long ago; returns how many."""
+        forgotten = self._spool.purge(now)
+        self._rows.sweep(self._spool.open_sessions())
+        return forgotten
+
     def _seal(self, row: SessionRow, outcome: Outcome, reason: str) -> None:
         self.recover("the gateway could not record this call", row.session_id)
         event = SessionSealed(
@@ -236,6 +258,7 @@ class SessionTable:
             reason=reason,
         )
         self._spool.seal(event)
+        self._rows.drop(row.session_id)
         logger.info("session_id=%s is sealed with %s calls, outcome %s", row.session_id, event.calls, outcome)
 
     async def _settle(self, live: LiveSession, wait_seconds: float) -> None:
@@ -251,6 +274,10 @@ class SessionTable:
         live = self._live.get(row.session_id)
         if live is None:
             live = self._live[row.session_id] = LiveSession(row.session_id, row.group_id)
+            if row.next_seq > 1:
+                self.num_lost_ids += live.continuity.restore(self._rows.read(row.session_id))
+                live.history_bytes = live.continuity.size_bytes
+                self.history_bytes += live.history_bytes
         self._live.move_to_end(row.session_id)
         return live
 
@@ -263,14 +290,14 @@ class SessionTable:
     def _drop(self, session_id: str) -> None:
         live = self._live.pop(session_id, None)
         if live is not None:
-            self._history_bytes -= live.history_bytes
+            self.history_bytes -= live.history_bytes
 
     def _trim(self) -> None:
         """Let the longest idle sessions forget, until the rest fits."""
-        if self._history_bytes <= self._history_max_bytes and len(self._live) <= _MAX_LIVE:
+        if self.history_bytes <= self._history_max_bytes and len(self._live) <= _MAX_LIVE:
             return
         for session_id, live in list(self._live.items()):
             if not live.in_flight and not live.sealing:
                 self._drop(session_id)
-                if self._history_bytes <= self._history_max_bytes and len(self._live) <= _MAX_LIVE:
+                if self.history_bytes <= self._history_max_bytes and len(self._live) <= _MAX_LIVE:
                     return

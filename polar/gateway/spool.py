@@ -127,8 +127,8 @@ class Spool:
         """What is known of a session."""
         return self._sessions.get(session_id)
 
-    def open_sessions(self, limit: int) -> list[str]:
-        """Ids of unsealed sessions."""
+    def open_sessions(self, limit: int | None = None) -> list[str]:
+        """Ids of unsealed sessions, at most `limit` of them."""
         return sorted(row.session_id for row in self._sessions.values() if row.sealed_record is None)[:limit]
 
     def open_session(self, event: SessionOpened, expires_at: float) -> int:

@@ -90,7 +90,9 @@ def respelled(answer: Message) -> Message:
 class Conversation:
     """A conversation that hypothesis drives: what the model meant, and what the harness sends."""
 
-    def __init__(self, data: st.DataObject, model: ChatModel, loop: Loop, text: st.SearchStrategy[str]) -> None:
+    def __init__(
+        self, data: st.DataObject, model: ChatModel, loop: Loop, text: st.SearchStrategy[str]
+    ) -> None:
         self.data = data
         self.model = model
         self.loop = loop

@@ -55,6 +55,10 @@ class CapturedChoice:
     finish_reason: str | None = None
     stop_reason: Any = None
     """The stop string that ended the answer; an id or null where it was none."""
+    has_reasoning: bool = False
+    """Also when the harness does not want to see it."""
+    left_out: bool = False
+    """It has more tool calls than the harness wants to see."""
 
     def take(self, choice: dict[str, Any]) -> None:
         """Add ids and log-probs of an answer's choice or of a stream's chunk."""
@@ -77,6 +81,8 @@ class Captured:
     created: int = 0
     """Unix seconds, by the engine's clock."""
     prompt_ids: list[int] = field(default_factory=list)
+    prompt_is_as_sent: bool = False
+    """They are the ids that the gateway sent."""
     usage: dict[str, Any] | None = None
     choices: dict[int, CapturedChoice] = field(default_factory=dict)
 
@@ -169,9 +175,11 @@ def _take_choice(kept: CapturedChoice, choice: dict[str, Any], view: View) -> No
     kept.take(choice)
     kept.finish(choice)
     message = dict(choice["message"])
+    kept.has_reasoning = bool(message.get("reasoning"))
     if view.hide_reasoning:
         message.pop("reasoning", None)
     if view.single_tool_call and message.get("tool_calls"):
+        kept.left_out = len(message["tool_calls"]) > 1
         message["tool_calls"] = message["tool_calls"][:1]
     kept.message = choice["message"] = message
     _strip(choice, _ENGINE_CHOICE_FIELDS)

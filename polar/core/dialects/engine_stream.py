@@ -94,6 +94,9 @@ class EngineStream:
         }
 
     def _clean_delta(self, index: int, delta: dict[str, Any]) -> None:
+        kept = self.captured.choice(index)
+        if delta.get("reasoning"):
+            kept.has_reasoning = True
         if self._view.hide_reasoning:
             delta.pop("reasoning", None)
         message = self._messages.setdefault(index, _Message())
@@ -101,6 +104,7 @@ class EngineStream:
             for call in calls:
                 message.place(call)
             if self._view.single_tool_call:
+                kept.left_out = kept.left_out or any(call["index"] for call in calls)
                 delta["tool_calls"] = calls = [call for call in calls if call["index"] == 0]
                 if not calls:
                     del delta["tool_calls"]

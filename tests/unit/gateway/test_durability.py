@@ -222,8 +222,8 @@ async def test_histories_are_bounded(engine: FakeEngine, tmp_path: Path) -> None
             key = await gateway.open(f"task/{number}/0/1")
             await gateway.chat(key, question("x" * 1000))
         sessions = gateway.parts.sessions
-        held = sum(live.history.size_bytes for live in sessions._live.values())
-        assert held == sessions._history_bytes <= 20_000
+        held = sum(live.history.size_bytes + live.continuity.size_bytes for live in sessions._live.values())
+        assert held == sessions.history_bytes <= 20_000
         # An evicted session goes on with whole records.
         await gateway.chat(gateway.key("task/0/0/1"), question("x" * 1000))
         record = gateway.log.calls("task/0/0/1")[-1]

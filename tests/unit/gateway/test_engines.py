@@ -36,7 +36,7 @@ class FakeAdapter:
     async def probe(self) -> EngineFacts:
         if self.unfit:
             raise EngineUnfitError(self.unfit, "as the test says")
-        return EngineFacts(self.runs, None)
+        return EngineFacts(self.runs, None, rendering="no_renderer")
 
     async def weight_version(self) -> PolicyVersion:
         return self.runs

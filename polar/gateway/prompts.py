@@ -1,0 +1,110 @@
+"""Prompts of a gateway's calls: earlier ids continued where that is possible, and what came of it.
+
+The engines' way of rendering is proved per engine; where it is not the renderer's, the engine
+renders every prompt itself, as it does without a renderer.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from polar.core.answered_calls import answered
+from polar.core.chat_template import TemplateError
+from polar.core.continuity import Asked, Plan, Policy, plan, sees_call_ids
+from polar.core.dialects.base import ModelRequest
+from polar.core.dialects.engine_answer import Captured, CapturedChoice
+from polar.core.prompt_encoding import unpacked
+from polar.core.rendering import Renderer
+from polar.gateway.engines import EngineSlot
+from polar.gateway.sessions import LiveSession
+from schemas.calls import CallRecord, Continuity, Delivery
+from schemas.columns import TokenColumn
+
+_IGNORED = ({"role": "user", "content": "The prompt is in kv_transfer_params."},)
+"""Engines want messages beside ids, and look at nothing in them."""
+
+
+class Prompts:
+    """Plans prompts and counts how they came about."""
+
+    def __init__(self, renderer: Renderer | None, policy: Policy) -> None:
+        self.renderer = renderer
+        self._policy = policy
+        self.relations: Counter[str] = Counter()
+        self.renderings: Counter[str] = Counter()
+        self.engine_reasons: Counter[str] = Counter()
+        """Why engines rendered prompts."""
+        self.cut_tokens = 0
+        """Sampled ids that no harness saw and no later prompt holds."""
+
+    async def plan(self, live: LiveSession, request: ModelRequest, slot: EngineSlot) -> Plan:
+        """How the next call of a session gets its prompt."""
+        asked = Asked(request.messages, request.tools, request.fields, request.thread_id, request.kind)
+        planned = plan(live.continuity, asked, self.renderer, self._policy, slot.rendering)
+        if planned.render is not None:
+            try:
+                # Only untrusted text that spells special tokens comes here; it may be long.
+                ids = await asyncio.to_thread(planned.render)
+                planned = replace(planned, prompt=ids)
+            except TemplateError:
+                planned = replace(planned, rendering="engine", why_engine="template_refuses")
+        self.relations[planned.relation] += 1
+        self.renderings[planned.rendering] += 1
+        if planned.rendering == "engine":
+            self.engine_reasons[planned.why_engine] += 1
+        self.cut_tokens += planned.cut_tokens
+        return planned
+
+    def remember(
+        self,
+        live: LiveSession,
+        planned: Plan,
+        captured: Captured,
+        records: Sequence[CallRecord],
+        prompt: TokenColumn | None,
+    ) -> list[bytes]:
+        """Make recorded choices continuable; returns the rows that a restart needs for that."""
+        rows = []
+        for record in records:
+            choice = captured.choices.get(record.choice_index) or CapturedChoice()
+            known = answered(
+                planned.known,
+                record.seq,
+                choice.message,
+                is_whole=record.delivery is Delivery.DELIVERED and not choice.left_out,
+                has_reasoning=choice.has_reasoning,
+                call_ids=sees_call_ids(self.renderer),
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                prompt_tokens=len(prompt or ()),
+                sampled_tokens=len(record.sampled_ids),
+            )
+            # Without a renderer nothing continues ids, so they need no room.
+            ids = prompt.data + record.sampled_ids.data if prompt and self.renderer else None
+            if (row := live.continuity.add(known, ids, planned.basis)) is not None:
+                rows.append(row)
+        return rows
+
+
+def as_continuity(planned: Plan) -> Continuity:
+    """What a record says of it."""
+    return Continuity(
+        relation=planned.relation,
+        rendering=planned.rendering,
+        parent=planned.parent,
+        cut_tokens=planned.cut_tokens,
+        why_engine=planned.why_engine,
+    )
+
+
+def put_ids(body: dict[str, Any], used: dict[str, Any], prompt: bytes, context_tokens: int | None) -> None:
+    """Make an engine's request one for these prompt ids."""
+    ids = unpacked(prompt)
+    body["messages"] = _IGNORED
+    body["kv_transfer_params"] = {"prompt_token_ids": ids}
+    limit = body.get("max_tokens")
+    if context_tokens is not None and isinstance(limit, int) and len(ids) < context_tokens:
+        # Engines lower limits while they render, and they render nothing here.
+        body["max_tokens"] = used["max_tokens"] = min(limit, context_tokens - len(ids))
