@@ -122,7 +122,7 @@ async def test_no_key_appears_anywhere(
         await eventually(lambda: gateway.parts.spool.num_records == 0)
         said += [encode(event) for event in [*gateway.log.events, *gateway.log.heartbeats]]
         said += [json.dumps(request).encode() for request in engine.requests]
-        said += [path.read_bytes() for path in (tmp_path / "gateway" / "gw").iterdir()]
+        said += [path.read_bytes() for path in (tmp_path / "gateway" / "gw").rglob("*") if path.is_file()]
         said.append(caplog.text.encode())
         assert len(gateway.log.calls()) >= 10
     everything = b"\n".join(said)
