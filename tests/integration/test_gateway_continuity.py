@@ -5,6 +5,7 @@ choose, so every prompt rendered anew would differ from what was sampled.
 """
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ async def test_what_was_sampled_stays_in_every_later_prompt(engine: RunningEngin
     tokenizer = Tokenizer.from_file(str(engine.model_path / "tokenizer.json"))
     close = tokenizer.token_to_id("<|im_end|>")
     drifted = 0
-    for before, record in zip(records, records[1:], strict=False):
+    for before, record in pairwise(records):
         cut = record.continuity.cut_tokens if record.continuity else 0
         kept = before.sampled_ids.tolist()[: len(before.sampled_ids) - cut]
         known = prompts[before.seq] + kept
