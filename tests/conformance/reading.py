@@ -147,7 +147,7 @@ def _message(events: list[Event]) -> Any:
     for event in events:
         kind = event["type"]
         if kind == "message_start":
-            whole = event["message"]
+            whole = {**event["message"], "content": []}
         elif kind == "content_block_start":
             assert event["index"] == len(whole["content"])
             whole["content"].append(dict(event["content_block"]))

@@ -93,10 +93,12 @@ async def test_text(world: Scripted, version: str, *, stream: bool) -> None:
         {"role": "user", "content": "hi"},
     ]
     assert (world.sent["max_tokens"], world.sent["stop"]) == (50, ["END"])
+    assert "reasoning_effort" not in world.sent
     record = await world.record()
     assert (record.dialect, record.stream, record.untrainable) == ("google", stream, None)
     assert record.sampling_asked["top_k"] == 4
-    hidden = await ask(client, stream=stream)
+    hidden = await ask(client, stream=stream, thinking_config=types.ThinkingConfig(thinking_budget=0))
+    assert world.sent["reasoning_effort"] == "none"
     assert (hidden.text, hidden.thoughts) == ("Grüße, 🦊!", "")
     await client.aio.aclose()
     client.close()

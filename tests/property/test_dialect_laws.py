@@ -15,12 +15,12 @@ from polar.core.dialects.engine_answer import MALFORMED, AnswerError, Captured, 
 from polar.core.dialects.engine_body import count_body, engine_body
 from polar.core.dialects.engine_stream import EngineStream
 from polar.core.dialects.errors import ApiError
-from polar.core.dialects.sse import SseDecoder
 from polar.core.recording import Dispatched, SessionHistory, build_records
 from schemas.base import encode
 from schemas.calls import CallRecord, Delivery
 from schemas.policies import BASE_VERSION
 from schemas.tasks import SamplingSpec
+from tests.conformance.converting import convert, wire
 from tests.conformance.reading import DIALECTS, Read, events_of, history, read_stream, read_whole
 from tests.conformance.scripted import Say, stream_of, whole_of
 
@@ -181,27 +181,6 @@ def request_of(name: str, **fields: Any) -> ModelRequest:
     return DIALECTS[name].parse_request(orjson.dumps(body), {}, "m")
 
 
-def wire(events: list[Any]) -> bytes:
-    """The engine's bytes."""
-    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
-    return b"".join(f"data: {line}\n\n".encode() for line in lines)
-
-
-def convert(name: str, request: ModelRequest, reads: list[bytes]) -> tuple[bytes, EngineStream]:
-    """The client's bytes of a stream that comes in these reads."""
-    stream = EngineStream(request, request.choices)
-    client = DIALECTS[name].stream(request, stream.captured)
-    decoder = SseDecoder()
-    out = b""
-    for data in reads:
-        for event in decoder.feed(data):
-            chunk = stream.on_data(event.data)
-            out += b"" if chunk is None else client.on_chunk(chunk)
-    assert stream.is_whole
-    stream.close()
-    return out + client.ending(), stream
-
-
 @every_dialect
 @settings(max_examples=50, deadline=None)
 @given(say=says, data=st.data())
@@ -210,10 +189,10 @@ def test_any_split_of_a_stream_gives_the_same_events_and_record(
 ) -> None:
     raw = wire(stream_of([say]))
     request = request_of(name)
-    expected, whole = convert(name, request, [raw])
+    expected, whole = convert(DIALECTS[name], request, raw)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     reads = [raw[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    got, split = convert(name, request, reads)
+    got, split = convert(DIALECTS[name], request, *reads)
     assert got == expected
     assert split.captured == whole.captured
     one, other = (records(request, s.captured, Delivery.DELIVERED) for s in (whole, split))
@@ -242,7 +221,7 @@ def _value(arguments: Any) -> Any:
 @given(say=says)
 def test_streamed_and_whole_answers_say_what_the_model_said(name: str, say: Say) -> None:
     request = request_of(name)
-    data, _ = convert(name, request, [wire(stream_of([say]))])
+    data, _ = convert(DIALECTS[name], request, wire(stream_of([say])))
     streamed = read_stream(name, events_of(data))
     captured, body = read_answer(json.dumps(whole_of([say])).encode(), request)
     whole = read_whole(name, json.loads(DIALECTS[name].answer(request, body, captured)))
@@ -263,7 +242,7 @@ def test_streamed_and_whole_answers_say_what_the_model_said(name: str, say: Say)
 def test_an_answer_comes_back_as_it_was_sampled(name: str, say: Say) -> None:
     """The harness keeps the answer and sends it as history: the canonical turn is the engine's."""
     request = request_of(name)
-    data, stream = convert(name, request, [wire(stream_of([say]))])
+    data, stream = convert(DIALECTS[name], request, wire(stream_of([say])))
     echoed = read_stream(name, events_of(data)).whole
     if not (say.text or say.reasoning or say.calls) and name == "responses":
         return  # nothing was said, so no item tells of the turn

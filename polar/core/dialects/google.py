@@ -150,8 +150,9 @@ def _function(given: Any, where: str) -> dict[str, Any]:
 def _fields(config: Mapping[str, Any], thinking: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling, limits and constraints under chat's names."""
     fields = {chat: config[name] for name, chat in _CHAT_NAMES.items() if config.get(name) is not None}
-    level = thinking.get("thinkingLevel")
-    effort = "none" if thinking.get("thinkingBudget") == 0 else str(level).lower()
+    effort = read_field(thinking, "thinkingLevel", str, "", "generationConfig.thinkingConfig.").lower()
+    if thinking.get("thinkingBudget") == 0:
+        effort = "none"
     if effort in EFFORTS:
         fields["reasoning_effort"] = effort
     schema = config.get("responseJsonSchema")
