@@ -7,6 +7,8 @@ bytes. `numpy.frombuffer(column.data, "<i4")` (or `"<f4"`) reads it without a co
 
 import base64
 import binascii
+import contextlib
+import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +33,11 @@ class Column(Sequence[Number], Generic[Number]):
     """The packed little-endian bytes, 4 per item."""
 
     def __init__(self, values: Iterable[Number] = ()) -> None:
+        if self.typecode == "i" and isinstance(values, (list, tuple)):
+            # Twice as fast as an array, and as strict; that says what is wrong.
+            with contextlib.suppress(struct.error):
+                self.data = struct.pack(f"<{len(values)}i", *values)
+                return
         packed: array[Any] = array(self.typecode, values)
         if sys.byteorder == "big":
             packed.byteswap()

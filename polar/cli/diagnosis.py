@@ -50,7 +50,7 @@ def _python() -> Finding:
 
 
 def _gateway() -> Finding:
-    absent = [name for name in ("starlette", "aiohttp", "msgspec") if _version(name) is None]
+    absent = [name for name in ("starlette", "aiohttp", "httptools") if _version(name) is None]
     if absent:
         return Finding(
             "gateway", "missing", f"without {', '.join(absent)}", "pip install 'polar-rl[gateway]'"

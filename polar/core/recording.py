@@ -15,16 +15,18 @@ import orjson
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import Captured, CapturedChoice
 from polar.core.dialects.engine_body import sampling_asked
-from polar.core.session_history import EncodedMessages, SessionHistory
+from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
+from polar.core.token_text import TokenText
 from schemas.base import canonical_json, digest, encode
 from schemas.calls import CallRecord, Continuity, Delivery, MessagesDelta, PromptDelta, ToolsDelta, Usage
-from schemas.columns import Column, FloatColumn, TokenColumn
+from schemas.columns import FloatColumn, TokenColumn
 from schemas.ids import call_id
 from schemas.policies import PolicyInterval, PolicyVersion
 from schemas.topics import CALLS
 
 MAX_RECORD_BYTES = CALLS.max_message_bytes - 4096
 """The topic's limit counts key and headers too."""
+_COLUMNS = (TokenColumn, FloatColumn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ def build_records(
     error: str = "",
 ) -> list[EncodedCall]:
     """One record per choice asked for, in order of seq; `history` learns them."""
-    messages = EncodedMessages.of(call.request.messages)
-    prompt = prompt_column(call, captured)
+    messages, tools = EncodedMessages.of(call.request.messages), EncodedTools.of(call.request.tools)
+    prompt = prompt_column(call, captured, history)
     complete = prompt is not None and captured.is_complete()
     records = []
     for index in range(call.request.choices):
@@ -99,7 +101,7 @@ def build_records(
             engine_id=call.engine_id,
             engine_request_id=captured.engine_request_id,
             messages=history.messages(messages),
-            tools=history.tools(call.request.tools),
+            tools=history.tools(tools),
             notes=call.request.notes,
             answer=choice.message,
             model_asked=call.request.model,
@@ -112,30 +114,31 @@ def build_records(
             untrainable=untrainable,
             error=error,
         )
-        data = _encode(record, messages)
+        data = _encode(record, messages, tools)
         if len(data) > MAX_RECORD_BYTES:
             records.append(EncodedCall.of(_without_texts(record)))
             continue
-        history.remember(record.seq, prompt or TokenColumn(), sampled, messages, record.tools)
+        text = _text_of(captured, choice)
+        history.remember(record.seq, prompt or TokenColumn(), sampled, text, messages, record.tools)
         records.append(EncodedCall(record, data))
     return records
 
 
-def _encode(record: CallRecord, messages: EncodedMessages) -> bytes:
+def _encode(record: CallRecord, messages: EncodedMessages, tools: EncodedTools) -> bytes:
     """The record's bytes, put together from the messages' own: `encode(record)`, for a part of its cost."""
     new = [orjson.Fragment(text) for text in messages.texts[record.messages.kept :]]
     foreign = {
         name: orjson.Fragment(canonical_json(getattr(record, name)))
         for name in ("answer", "sampling_asked", "sampling_used")
     }
-    tools = record.tools.tools
+    is_new = record.tools.tools is not None
     fields = {
         **record.__dict__,
         **foreign,
         "messages": {**record.messages.__dict__, "new": new},
         "tools": {
             **record.tools.__dict__,
-            "tools": tools if tools is None else [orjson.Fragment(canonical_json(tool)) for tool in tools],
+            "tools": [orjson.Fragment(text) for text in tools.texts] if is_new else None,
         },
     }
     try:
@@ -147,16 +150,21 @@ def _encode(record: CallRecord, messages: EncodedMessages) -> bytes:
 
 def _plain(value: Any) -> Any:
     """JSON form of what records hold beside plain data."""
-    if isinstance(value, Column):
+    if type(value) in _COLUMNS:
         return base64.b64encode(value.data).decode("ascii")
     return value.__dict__
 
 
-def prompt_column(call: Dispatched, captured: Captured) -> TokenColumn | None:
+def prompt_column(call: Dispatched, captured: Captured, history: SessionHistory) -> TokenColumn | None:
     """The prompt's ids as one column; None where the engine's are none."""
     if call.prompt is not None and captured.prompt_is_as_sent:
         return call.prompt
-    return _token_column(captured.prompt_ids)
+    if not isinstance(captured.prompt_ids, TokenText):
+        return _token_column(captured.prompt_ids)
+    try:
+        return history.pack(captured.prompt_ids)
+    except OverflowError:
+        return None
 
 
 def unfinished_record(
@@ -210,6 +218,13 @@ def _untrainable(call: Dispatched, *, complete: bool, delivery: Delivery) -> str
     if delivery is Delivery.DELIVERED and not complete:
         return "ids_incomplete"
     return None
+
+
+def _text_of(captured: Captured, choice: CapturedChoice) -> bytes:
+    """Prompt and sampled ids as they stand at the beginning of a prompt that continues them."""
+    if not isinstance(captured.prompt_ids, TokenText) or not choice.token_ids:
+        return b""
+    return captured.prompt_ids.text + b"," + orjson.dumps(choice.token_ids)[1:-1]
 
 
 def _token_column(ids: Sequence[Any]) -> TokenColumn | None:

@@ -6,10 +6,12 @@ Bounded, and dispensable: without a history the same record comes out whole.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
+from polar.core.token_text import TokenText
 from schemas.base import canonical_json, digest
 from schemas.calls import MessagesDelta, PromptDelta, ToolsDelta
 from schemas.columns import TokenColumn
@@ -38,16 +40,42 @@ class EncodedMessages:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedTools:
+    """A request's tools with what the history and the record need of them."""
+
+    tools: tuple[dict[str, Any], ...]
+    digest: str
+    texts: tuple[bytes, ...]
+    """Canonical JSON of each."""
+
+    @classmethod
+    def of(cls, tools: Sequence[dict[str, Any]]) -> "EncodedTools":
+        """Encode them, or find them encoded."""
+        return _encoded_tools(orjson.dumps(tools))
+
+
+@lru_cache(maxsize=MAX_TOOL_LISTS)
+def _encoded_tools(data: bytes) -> EncodedTools:
+    """The same list comes with every call, also of other sessions; its canonical form costs far
+    more than this look-up."""
+    tools = orjson.loads(data)
+    texts = tuple([canonical_json(tool) for tool in tools])
+    return EncodedTools(tuple(tools), digest(*texts), texts)
+
+
+@dataclass(frozen=True, slots=True)
 class _Base:
     seq: int
     ids: bytes
     """Packed prompt + sampled ids."""
+    text: bytes
+    """The same as an engine writes them; empty where that is not known."""
     marks: tuple[bytes, ...]
     """Of the request's messages."""
 
     @property
     def size_bytes(self) -> int:
-        return len(self.ids) + 64 * len(self.marks)
+        return len(self.ids) + len(self.text) + 64 * len(self.marks)
 
     def says_no_more_than(self, other: "_Base") -> bool:
         """Whether every later call shares at least as much with the other."""
@@ -62,12 +90,18 @@ class SessionHistory:
     """The latest last."""
     _tool_lists: set[str] = field(default_factory=set)
     """Digests of lists that stand in full in a record of the session."""
-    _tool_digests: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
         """Memory held, roughly."""
         return sum(base.size_bytes for base in self._bases)
+
+    def pack(self, ids: TokenText) -> TokenColumn:
+        """Prompt ids as a column; those of an earlier call are not read again. Raises OverflowError."""
+        for base in reversed(self._bases):
+            if base.text and ids.begins_with(base.text):
+                return TokenColumn.from_bytes(ids.packed(base.text, base.ids))
+        return TokenColumn.from_bytes(ids.packed())
 
     def prompt(self, ids: TokenColumn) -> PromptDelta:
         """The prompt against the call that shares the longest prefix (ties: the latest)."""
@@ -91,27 +125,22 @@ class SessionHistory:
             base_call=best, kept=kept, new=messages.messages[kept:], digest=digest(*messages.marks)
         )
 
-    def tools(self, tools: Sequence[dict[str, Any]]) -> ToolsDelta:
+    def tools(self, tools: EncodedTools) -> ToolsDelta:
         """The tools, in full only the first time."""
-        # The same list comes with every call; its canonical form costs far more than this look-up.
-        mark = hashlib.sha256(orjson.dumps(tools)).digest()
-        name = self._tool_digests.get(mark)
-        if name is None:
-            if len(self._tool_digests) >= MAX_TOOL_LISTS:
-                self._tool_digests.clear()
-            name = self._tool_digests[mark] = digest(*map(canonical_json, tools))
-        return ToolsDelta(digest=name, tools=None if name in self._tool_lists else tuple(tools))
+        is_known = tools.digest in self._tool_lists
+        return ToolsDelta(digest=tools.digest, tools=None if is_known else tools.tools)
 
     def remember(
         self,
         seq: int,
         prompt: TokenColumn,
         sampled: TokenColumn,
+        text: bytes,
         messages: EncodedMessages,
         tools: ToolsDelta,
     ) -> None:
-        """Make a recorded call a base for later ones."""
-        new = _Base(seq, prompt.data + sampled.data, messages.marks)
+        """Make a recorded call a base for later ones; `text`: prompt and sampled ids, or empty."""
+        new = _Base(seq, prompt.data + sampled.data, text, messages.marks)
         needed = [base for base in self._bases if not base.says_no_more_than(new)]
         self._bases = [*needed[1 - BASES :], new]
         if tools.tools is not None and len(self._tool_lists) < MAX_TOOL_LISTS:

@@ -47,7 +47,7 @@ class Recorder:
         built = build_records(
             call, captured, live.history, last_version=last_version, delivery=delivery, error=error
         )
-        prompt = prompt_column(call, captured)
+        prompt = prompt_column(call, captured, live.history)
         records = [one.record for one in built]
         rows = self._prompts.remember(live, planned, captured, records, prompt)
         record_id = self._sessions.commit(live, built, rows)

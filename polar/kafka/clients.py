@@ -4,7 +4,7 @@
 |---|---|---|
 | acks | all | an acknowledged record survives |
 | idempotence | on; on the embedded broker polar.kafka.verification | retries make no duplicate |
-| compression | zstd | aiokafka ties lz4 to its slowest level |
+| compression | zstd, level 1 | aiokafka ties lz4 to its slowest level |
 | batch size | 1 MiB | a produce request costs the embedded broker 3.6 ms whatever its size |
 | linger | 2 ms | gathers what one tick of the loop produces; far below the acknowledgement time |
 | request size | largest limit of the topics table | each topic's own limit is checked before a send |
@@ -28,7 +28,7 @@ from aiokafka.errors import KafkaError
 
 from polar.core.stage import Partition
 from polar.errors import LogUnavailableError, SettingsError
-from polar.kafka.compat import forbid_auto_creation, hide_init_producer_id_refusals
+from polar.kafka.compat import compress_at_level_one, forbid_auto_creation, hide_init_producer_id_refusals
 from polar.settings import LogSettings
 from schemas.topics import RECORD_OVERHEAD_BYTES, TOPICS, TopicSpec
 
@@ -44,6 +44,7 @@ _PARTITION_FETCH_BYTES = 8 * 1024 * 1024
 Result = TypeVar("Result")
 
 # Before the first client of this process, whoever makes it.
+compress_at_level_one()
 forbid_auto_creation()
 hide_init_producer_id_refusals()
 

@@ -12,6 +12,8 @@ import orjson
 MAX_NESTING = 100
 """Deepest nesting of a request; records nest it a little deeper, and JSON encoders end at 255."""
 MAX_CHOICES = 64
+_ENCODER_LEVELS = 254
+"""Deeper values orjson refuses."""
 
 _T = TypeVar("_T")
 
@@ -70,15 +72,11 @@ _WORDS: Mapping[type, str] = {str: "text", dict: "JSON object", list: "list", in
 
 
 def _deeper_than(value: Any, limit: int) -> bool:
-    """Level by level, so that the depth costs no recursion."""
-    level: list[Any] = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
+    """Whether lists and objects are nested deeper; orjson finds out, at 255 levels."""
+    for _ in range(_ENCODER_LEVELS - limit):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return True
+    return False

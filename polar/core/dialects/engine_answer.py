@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import orjson
+from polar.core.dialects.answer_json import Logprobs, clean, load_answer
+from polar.core.token_text import TokenText
 
 _ENGINE_FIELDS = (
     "prompt_token_ids",
@@ -20,9 +21,6 @@ _ENGINE_FIELDS = (
     "ec_transfer_params",
 )
 _ENGINE_CHOICE_FIELDS = ("token_ids", "logprobs", "routed_experts")
-_NO_LOGPROB = -9999.0
-"""vLLM's word for minus infinity or for a token without a log-prob."""
-
 MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError)
 """What reading a value of another shape than expected raises."""
 
@@ -62,9 +60,12 @@ class CapturedChoice:
 
     def take(self, choice: dict[str, Any]) -> None:
         """Add ids and log-probs of an answer's choice or of a stream's chunk."""
-        entries = (choice.get("logprobs") or {}).get("content") or []
+        logprobs = choice.get("logprobs") or {}
         self.token_ids.extend(choice.get("token_ids") or [])
-        self.logprobs.extend(_logprob(entry.get("logprob")) for entry in entries)
+        if isinstance(logprobs, Logprobs):
+            self.logprobs.extend(logprobs)
+        else:
+            self.logprobs.extend([clean(entry.get("logprob")) for entry in logprobs.get("content") or ()])
 
     def finish(self, choice: dict[str, Any]) -> None:
         """Keep the finish reason, if this choice or chunk has one."""
@@ -80,7 +81,7 @@ class Captured:
     engine_request_id: str = ""
     created: int = 0
     """Unix seconds, by the engine's clock."""
-    prompt_ids: list[int] = field(default_factory=list)
+    prompt_ids: list[int] | TokenText = field(default_factory=list)
     prompt_is_as_sent: bool = False
     """They are the ids that the gateway sent."""
     usage: dict[str, Any] | None = None
@@ -95,7 +96,7 @@ class Captured:
         self.engine_request_id = str(body.get("id") or self.engine_request_id)
         created, ids, usage = body.get("created"), body.get("prompt_token_ids"), body.get("usage")
         self.created = created if isinstance(created, int) else self.created
-        self.prompt_ids = ids if isinstance(ids, list) else self.prompt_ids
+        self.prompt_ids = ids if isinstance(ids, (list, TokenText)) else self.prompt_ids
         self.usage = usage if isinstance(usage, dict) else self.usage
 
     def is_complete(self) -> bool:
@@ -132,13 +133,16 @@ class Captured:
 
 
 def load_json(data: bytes) -> Any:
-    """JSON as engines write it: NaN and Infinity literals count as null. Raises AnswerError."""
+    """JSON as engines write it: NaN and Infinity literals count as null. Raises AnswerError.
+
+    Ids and log-probs may come as TokenText and Logprobs.
+    """
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
+        return load_answer(data)
+    except MALFORMED:
         pass
     try:
-        return json.loads(data, parse_constant=lambda _: None)
+        return json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise AnswerError(f"the engine's answer is not JSON: {error}") from error
 
@@ -190,10 +194,9 @@ def _strip(value: dict[str, Any], names: Iterable[str]) -> None:
         value.pop(name, None)
 
 
-def _logprob(value: Any) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= _NO_LOGPROB:
-        return math.nan
-    return float(value)
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def _count(counts: Any, name: str, default: int) -> int:

@@ -1,0 +1,138 @@
+"""Ids and log-probs cut out of an engine's bytes say the same as the bytes read as plain JSON."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.core.dialects.answer_json import Logprobs, clean, load_answer
+from polar.core.dialects.engine_answer import AnswerError, load_json
+from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
+from polar.core.token_text import TokenText
+from schemas.columns import TokenColumn
+
+ids = st.lists(st.integers(0, 200_000), max_size=30)
+texts = st.text(max_size=12) | st.sampled_from(
+    ['"prompt_token_ids":[', '"logprobs":{"content":[{', '}]},"', '\\"prompt_token_ids\\":[1]']
+)
+
+
+def compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def entries(text: str, values: list[float | None]) -> dict[str, Any]:
+    return {
+        "content": [
+            {"token": text, "logprob": value, "bytes": [1, 2], "top_logprobs": []} for value in values
+        ]
+    }
+
+
+def same(value: Any, plain: Any) -> bool:
+    """Whether what was cut says the same as what json makes of it."""
+    if isinstance(value, TokenText):
+        return value == plain
+    if isinstance(value, Logprobs):
+        wanted = [clean(entry.get("logprob")) for entry in plain["content"]]
+        return [str(number) for number in value] == [str(number) for number in wanted]
+    if isinstance(value, dict) and isinstance(plain, dict):
+        return list(value) == list(plain) and all(same(value[name], plain[name]) for name in value)
+    if isinstance(value, list) and isinstance(plain, list):
+        return len(value) == len(plain) and all(map(same, value, plain))
+    return bool(value == plain)
+
+
+@given(
+    ids,
+    st.lists(
+        st.tuples(texts, st.lists(st.none() | st.floats(-20_000, 0) | st.integers(-3, 0), max_size=4)),
+        max_size=3,
+    ),
+    texts,
+    st.booleans(),
+)
+def test_nothing_is_lost_by_cutting(
+    prompt: list[int], choices: list[tuple[str, list[float | None]]], text: str, spaced: bool
+) -> None:
+    answer = {
+        "id": text,
+        "choices": [
+            {
+                "index": index,
+                "message": {"content": word, "unknown": [text]},
+                "logprobs": entries(word, values) if values else None,
+                "finish_reason": "stop",
+                "token_ids": [1, 2],
+            }
+            for index, (word, values) in enumerate(choices)
+        ],
+        "prompt_token_ids": prompt,
+        "kv_transfer_params": None,
+    }
+    data = json.dumps(answer).encode() if spaced else compact(answer)
+    assert same(load_json(data), json.loads(data))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"kv_transfer_params": {"prompt_token_ids": [1, 2]}, "choices": []},
+        {"choices": [{"message": {"logprobs": entries("a", [-1.0]), "x": 1}}]},
+        {"prompt_token_ids": ["a"], "choices": []},
+        {"prompt_token_ids": [1.5], "choices": []},
+        {"prompt_token_ids": [[1], 2], "choices": []},
+    ],
+)
+def test_what_stands_elsewhere_is_read_as_plain_json(answer: dict[str, Any]) -> None:
+    assert load_json(compact(answer)) == answer
+
+
+def test_a_cut_answer_is_an_error_and_numbers_beyond_json_are_null() -> None:
+    data = compact({"prompt_token_ids": [1, 2, 3], "choices": []})
+    for size in range(len(data)):
+        with pytest.raises(AnswerError):
+            load_json(data[:size])
+    assert load_json(b'{"a":NaN,"b":1e999,"c":-1.5}') == {"a": None, "b": None, "c": -1.5}
+
+
+def test_large_answers_of_vllm_are_cut() -> None:
+    data = compact(
+        {
+            "choices": [{"index": 0, "logprobs": entries("token_id:1", [-0.5, -9999.0]), "token_ids": [1]}],
+            "prompt_token_ids": [7, 8],
+        }
+    )
+    body = load_answer(data)
+    assert isinstance(body["prompt_token_ids"], TokenText)
+    assert isinstance(body["choices"][0]["logprobs"], Logprobs)
+    assert math.isnan(body["choices"][0]["logprobs"][1])
+
+
+@given(ids, ids, ids, st.booleans())
+def test_a_prompt_that_goes_on_is_packed_from_what_is_known(
+    prompt: list[int], sampled: list[int], new: list[int], continues: bool
+) -> None:
+    history = SessionHistory()
+    text = TokenText.of(prompt + sampled).text
+    history.remember(
+        1, TokenColumn(prompt), TokenColumn(sampled), text, EncodedMessages.of(()),
+        history.tools(EncodedTools.of(())),
+    )  # fmt: skip
+    following = (prompt + sampled if continues else prompt) + new
+    column = history.pack(TokenText.of(following))
+    assert column == TokenColumn(following)
+    delta = history.prompt(column)
+    kept = (prompt + sampled)[: delta.kept]
+    assert kept + delta.new_ids.tolist() == following
+
+
+def test_ids_beyond_32_bits_are_none() -> None:
+    for text in (b"1,2147483648", b"-99999999999999999999999", b"1,99999999999999999999"):
+        with pytest.raises(OverflowError):
+            TokenText(text).packed()
+    assert TokenText(b"").packed() == b""
+    assert len(TokenText(b"")) == 0
