@@ -1,4 +1,7 @@
-"""The secret that nodes and gateways share; session keys are made and checked with it."""
+"""Secrets that lie in files: the one that nodes and gateways share, and the key of the engines.
+
+Session keys are made and checked with the first.
+"""
 
 import os
 import secrets
@@ -28,6 +31,18 @@ def load_secret(settings: LogSettings) -> bytes:
             f"POLAR_SECRET_FILE {path} holds fewer than 32 characters; use 32 random bytes in hex"
         )
     return text.encode()
+
+
+def load_engine_key(path: Path | None) -> str:
+    """What engines want as Bearer token; empty without a file. Raises SettingsError."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise SettingsError(
+            f"POLAR_GATEWAY_ENGINE_KEY_FILE {path}: {error.strerror}; put the engines' API key into it"
+        ) from error
 
 
 def _create_once(path: Path) -> None:

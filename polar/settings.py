@@ -7,7 +7,7 @@ Every field is an environment variable: prefix of the class + field name in capi
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from schemas.tasks import Estimator
@@ -100,8 +100,9 @@ class GatewaySettings(BaseSettings):
     """Comma-separated base URLs of vLLM engines (without /v1); `id=url` names one."""
     engine_kind: Literal["vllm", "openai"] = "vllm"
     """`openai`: servers that prove no token ids; their calls are recorded and never trained."""
-    engine_api_key: SecretStr = SecretStr("")
-    """Bearer token that the engines want; empty sends none."""
+    engine_key_file: Path | None = None
+    """File with the Bearer token that the engines want; none sends none. A file, because the
+    environment of a deployment is kept in its data directory and in archives."""
     engine_wait_seconds: Annotated[float, Field(ge=0)] = 30.0
     """A call waits so long for an engine with the current weights; then it takes one that is behind."""
     model: str = "policy"

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from pydantic import SecretStr
 
 from polar.archive.folder import ArchiveManifest
 from polar.capture.file_log import FileLog
@@ -61,14 +60,17 @@ async def capture(
         trainable=trainable,
         sampling=SamplingSpec(temperature=temperature),
     )
-    settings = GatewaySettings(
-        id=claims.gateway_id, public_url=url, engines=f"upstream={upstream.url}", engine_kind=upstream.kind,
-        engine_api_key=SecretStr(api_key), model=upstream.model,
-    )  # fmt: skip
     try:
         async with AsyncExitStack() as stack:
             data_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-capture-"))
             log_settings = LogSettings(data_dir=Path(data_dir))
+            key_file = Path(data_dir) / "upstream-key"
+            key_file.touch(mode=0o600)
+            key_file.write_text(api_key)
+            settings = GatewaySettings(
+                id=claims.gateway_id, public_url=url, model=upstream.model, engine_kind=upstream.kind,
+                engines=f"upstream={upstream.url}", engine_key_file=key_file,
+            )  # fmt: skip
             parts = await stack.enter_async_context(
                 running_parts(log_settings, settings, secret, lambda: log)
             )

@@ -117,7 +117,8 @@ class OpenAiAdapter:
         except EngineStatusError as error:
             if error.status in (401, 403):
                 raise EngineUnfitError(
-                    "engine_key", f"{error}; set POLAR_GATEWAY_ENGINE_API_KEY to a key that it takes"
+                    "engine_key",
+                    f"{error}; give a key that it takes in the file POLAR_GATEWAY_ENGINE_KEY_FILE",
                 ) from error
         except (EngineDownError, EngineBrokenError) as error:
             raise EngineUnfitError("engine_down", str(error)) from error

@@ -146,6 +146,10 @@ class EnginePool:
         )  # fmt: skip
         return slot
 
+    def any_fit(self) -> EngineSlot:
+        """For questions that no weights matter to. Raises NoEngineError."""
+        return min(self._usable(), key=lambda slot: slot.in_flight)
+
     def tell(self, engine_id: str, phase: Phase, version: PolicyVersion) -> bool:
         """weight-sync announces a version; False when there is no such engine here."""
         slot = self.slots.get(engine_id)

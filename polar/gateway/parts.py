@@ -28,6 +28,7 @@ from polar.gateway.retries import Retries
 from polar.gateway.sender import SpoolSender, WriterFactory
 from polar.gateway.sessions import SessionTable
 from polar.gateway.spool import Spool
+from polar.secret import load_engine_key
 from polar.settings import GatewaySettings, LogSettings, engine_urls
 from schemas.nodes import GatewayHeartbeat
 
@@ -114,6 +115,7 @@ async def running_parts(
         raise SettingsError(f"POLAR_GATEWAY_ENGINES: {error}") from error
     if not urls:
         raise SettingsError("POLAR_GATEWAY_ENGINES names no engine; give the base URL of a vLLM server")
+    api_key = load_engine_key(settings.engine_key_file)
     spool = Spool(log.data_dir / "gateway" / settings.id)
     http = new_http_session()
     try:
@@ -126,7 +128,7 @@ async def running_parts(
             [
                 new_adapter(
                     settings.engine_kind,
-                    EngineClient(name, url, http, api_key=settings.engine_api_key.get_secret_value()),
+                    EngineClient(name, url, http, api_key=api_key),
                     settings.model,
                     prompts.renderer,
                 )

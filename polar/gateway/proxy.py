@@ -176,11 +176,14 @@ class ModelProxy:
 
     async def _count(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         request, claims = await self._read(dialect, scope, receive)
-        slot = await self._engine_for(self._admit(claims))
+        self._admit(claims)
         try:
+            slot = self._engines.any_fit()
             tokens = await slot.client.count_tokens(count_body(request, model=self._settings.model))
         except EngineStatusError as error:
             raise refused_by_engine(error.status, error.data, None) from error
+        except NoEngineError as error:
+            raise unavailable(str(error), error.reason) from error
         except EngineError as error:
             raise unavailable(f"engine_down: {error}", "engine_down") from error
         await send_json(send, 200, dialect.counted(tokens))

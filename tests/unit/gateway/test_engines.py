@@ -141,6 +141,15 @@ async def test_the_wait_is_bounded_and_ends_on_an_engine_that_is_behind() -> Non
         assert (slot.engine_id, slot.versions.settled) == ("b", BASE_VERSION)
 
 
+async def test_a_question_without_sampling_waits_for_no_weights() -> None:
+    async with Fleet("a") as fleet:
+        fleet.pool.tell("a", "pending", version(1))
+        assert fleet.pool.any_fit().engine_id == "a"
+        fleet.pool.drain("a", is_draining=True)
+        with pytest.raises(NoEngineError):
+            fleet.pool.any_fit()
+
+
 async def test_nobody_waits_for_engines_that_are_down() -> None:
     async with Fleet("a", "b") as fleet:
         fleet.pool.tell("a", "pending", version(1))

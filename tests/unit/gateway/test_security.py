@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from polar.core.session_keys import admin_token, mask_keys
+from polar.errors import SettingsError
 from polar.gateway.http_protocol import MAX_HEAD_BYTES
 from polar.telemetry.metrics import Exposition
 from schemas.base import encode
@@ -195,3 +196,15 @@ async def test_a_head_within_the_limit_passes_again_and_again(gateway: RunningGa
             gateway, "/v1/chat/completions", body, {"Authorization": f"Bearer {key}", **padding}
         )
         assert status == 200
+
+
+async def test_the_key_of_the_engines_comes_from_a_file(engine: FakeEngine, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    with pytest.raises(SettingsError, match="POLAR_GATEWAY_ENGINE_KEY_FILE"):
+        async with running_gateway(tmp_path, engine.url, engine_key_file=key_file):
+            pass
+    key_file.write_text("upstream-secret\n")
+    async with running_gateway(tmp_path, engine.url, engine_key_file=key_file) as gateway:
+        await gateway.chat(await gateway.open())
+        assert "upstream-secret" not in repr(gateway.parts.settings)
+    assert engine.headers[0]["authorization"] == "Bearer upstream-secret"
