@@ -19,10 +19,15 @@ Kind = Literal["agent", "subagent", "compaction", "auxiliary"]
 _SUBAGENT_MARKS = (
     "x-codex-parent-thread-id", "x-openai-subagent", "x-claude-code-agent-id", "x-parent-session-id",
 )  # fmt: skip
-_SUMMARY_ASKS = ("CONTEXT CHECKPOINT COMPACTION", "Respond with TEXT ONLY")
-"""In the last user message: Codex, Claude Code."""
+_SUMMARY_ASKS = ("CONTEXT CHECKPOINT COMPACTION", "Respond with TEXT ONLY", "<state_snapshot>")
+"""In the last user message: Codex, Claude Code, Qwen Code."""
+_CONVERSATION = "<conversation>"
+"""How pi begins a conversation that it has summarised."""
 _SUMMARISER = re.compile(r"summari[sz]|summary", re.IGNORECASE)
 _TITLE = re.compile(r"\btitles?\b", re.IGNORECASE)
+_TITLE_ASK_CHARACTERS = 200
+_CARRIED_ON_CHARACTERS = 8
+"""Shortest answer that is looked for in the history that follows."""
 _SHAPES = ("response_format", "structured_outputs", "guided_json", "guided_grammar", "guided_choice")
 
 
@@ -56,10 +61,20 @@ def decide_kinds(records: Iterable[CallRecord]) -> dict[int, KindOf]:
     ordered = list(records)
     outlines = _outlines(ordered)
     main = next((outline for outline in outlines.values() if outline.has_tools), None)
-    return {record.seq: _kind(record, outlines.get(record.seq), main) for record in ordered}
+    kinds: dict[int, KindOf] = {}
+    following: dict[str, CallRecord] = {}
+    """Thread → its next call with tools."""
+    for record in reversed(ordered):
+        outline = outlines.get(record.seq)
+        kinds[record.seq] = _kind(record, outline, main, following.get(record.thread_id))
+        if outline is not None and outline.has_tools:
+            following[record.thread_id] = record
+    return {record.seq: kinds[record.seq] for record in ordered}
 
 
-def _kind(record: CallRecord, outline: _Outline | None, main: _Outline | None) -> KindOf:
+def _kind(
+    record: CallRecord, outline: _Outline | None, main: _Outline | None, following: CallRecord | None
+) -> KindOf:
     marked = _marked(record.native_ids)
     if record.kind != "agent":
         is_same = marked is not None and marked.kind == record.kind
@@ -71,7 +86,7 @@ def _kind(record: CallRecord, outline: _Outline | None, main: _Outline | None) -
     for words in _SUMMARY_ASKS:
         if words in outline.ask:
             return KindOf("compaction", "summary_asked")
-    return _by_structure(record, outline, main) if main is not None else AGENT
+    return _by_structure(record, outline, main, following) if main is not None else AGENT
 
 
 def _marked(native_ids: Mapping[str, str]) -> KindOf | None:
@@ -82,7 +97,9 @@ def _marked(native_ids: Mapping[str, str]) -> KindOf | None:
     return KindOf("subagent", f"native:{mark}") if mark else None
 
 
-def _by_structure(record: CallRecord, outline: _Outline, main: _Outline) -> KindOf:
+def _by_structure(
+    record: CallRecord, outline: _Outline, main: _Outline, following: CallRecord | None
+) -> KindOf:
     """`main`: the first call of the session with tools."""
     is_elsewhere = outline.leading != main.leading and outline.task is not None and outline.task != main.task
     if outline.has_tools:
@@ -93,11 +110,20 @@ def _by_structure(record: CallRecord, outline: _Outline, main: _Outline) -> Kind
     if not is_elsewhere:
         return AGENT
     system = "\n".join(outline.leading)
-    if _TITLE.search(system):
+    if _TITLE.search(system) or _TITLE.search((outline.task or "")[:_TITLE_ASK_CHARACTERS]):
         return KindOf("auxiliary", "title_without_tools")
-    if _SUMMARISER.search(system):
+    if _SUMMARISER.search(system) or outline.ask.startswith(_CONVERSATION):
         return KindOf("compaction", "summary_without_tools")
+    if following is not None and _is_carried_on(_text(record.answer), following):
+        return KindOf("compaction", "answer_carried_on")
     return KindOf("auxiliary", "own_history_without_tools")
+
+
+def _is_carried_on(answer: str, following: CallRecord) -> bool:
+    """Whether an answer stands in what a later call newly sends: its history goes on from it."""
+    return len(answer) >= _CARRIED_ON_CHARACTERS and any(
+        answer in _text(message) for message in following.messages.new
+    )
 
 
 def _is_shaped(value: Any) -> bool:

@@ -88,9 +88,17 @@ def _media_reason(rebuilt: Rebuilt, rules: UsabilityRules) -> str | None:
 def _distribution_reason(record: CallRecord) -> str | None:
     if record.logprobs_mode != _TRAINER_LOGPROBS:
         return "logprob_semantics"
-    temperature = record.sampling_used.get("temperature", 1.0)
-    valid = isinstance(temperature, (int, float)) and math.isfinite(temperature) and temperature > 0
-    return None if valid else "constrained_sampling"
+    temperature = temperature_of(record, default=1.0)
+    return None if math.isfinite(temperature) and temperature > 0 else "constrained_sampling"
+
+
+def temperature_of(record: CallRecord, *, default: float) -> float:
+    """The temperature that was used; NaN where it is no number."""
+    temperature = record.sampling_used.get("temperature", default)
+    try:
+        return float(temperature) if isinstance(temperature, (int, float)) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def media_parts(message: Mapping[str, Any]) -> int:

@@ -101,7 +101,10 @@ class Histories:
 
 def canonical(message: Message) -> str:
     """Absent, null and empty fields are one; text parts are their text; ids and cache marks are left out."""
-    return json.dumps(_plain(message), sort_keys=True, default=str)
+    try:
+        return json.dumps(_plain(message), sort_keys=True, default=str)
+    except RecursionError:
+        return f"nested too deep to be read: {sorted(message)}"
 
 
 def _plain(message: Message) -> dict[str, Any]:

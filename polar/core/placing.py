@@ -6,6 +6,7 @@ encoded against it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,8 +66,7 @@ class PlacedCall:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
+class _Ends(NamedTuple):
     """Where a call ends in the growing tree."""
 
     prompt: TreePosition
@@ -109,9 +109,10 @@ def _place(
     record, kept = call.record, call.record.prompt.kept
     new_ids, sampled = as_tokens(record.prompt.new_ids), as_tokens(record.sampled_ids)
     known = [(part.position - kept, part.digest) for part in record.media if part.digest is not None]
-    highest = highest_id(new_ids), highest_id(sampled)
-    new_keys = tree.keys(new_ids, known, has_negative=highest[0] > HIGHEST_ID)
-    sampled_keys = tree.keys(sampled, has_negative=highest[1] > HIGHEST_ID)
+    highest = highest_id(record.prompt.new_ids, record.sampled_ids)
+    has_negative = highest > HIGHEST_ID
+    new_keys = tree.keys(new_ids, known, has_negative=has_negative)
+    sampled_keys = tree.keys(sampled, has_negative=has_negative)
     if base is None:
         prompt = keyframes.insert(new_keys)
     else:
@@ -123,11 +124,12 @@ def _place(
             call.first_invalid = above.first_invalid
     if record.media:
         call.media += tuple((part.position, part.digest) for part in record.media)
-    for ids, start, most in ((new_ids, kept, highest[0]), (sampled, prompt.depth, highest[1])):
-        if len(call.head) < HEAD_TOKENS:
-            call.head += tuple(ids[: HEAD_TOKENS - len(call.head)].tolist())
-        if call.first_invalid is None and most >= vocabulary:
-            call.first_invalid = start + int((ids.view(np.uint32) >= vocabulary).argmax())
+    if len(call.head) < HEAD_TOKENS:
+        head = (*call.head, *new_ids[:HEAD_TOKENS].tolist(), *sampled[:HEAD_TOKENS].tolist())
+        call.head = head[:HEAD_TOKENS]
+    if highest >= vocabulary and call.first_invalid is None:
+        ids = np.concatenate([new_ids, sampled]).view(np.uint32)
+        call.first_invalid = kept + int((ids >= vocabulary).argmax())
     return _Ends(prompt, tree.insert(sampled_keys, prompt))
 
 

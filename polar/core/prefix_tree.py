@@ -8,8 +8,9 @@ growing tree holds views of what it was given.
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ Tokens = npt.NDArray[np.int32]
 _highest = np.maximum.reduce
 HIGHEST_ID = 2**31 - 1
 """What a column holds at most; in `highest_id` negative ids lie above it."""
+_WIRE = np.dtype("<i4")
+_IS_LITTLE = np.dtype(np.int32) == _WIRE
 _FIRST_COMPARE = 256
 """Tokens that are compared at once at first; most sequences part early."""
 
@@ -30,7 +33,8 @@ _FIRST_COMPARE = 256
 def as_tokens(ids: Column[int] | Sequence[int]) -> Tokens:
     """[n] int32 array of token ids; a column is viewed without a copy."""
     if isinstance(ids, Column):
-        return np.frombuffer(ids.data, dtype="<i4").astype(np.int32, copy=False)
+        packed = np.frombuffer(ids.data, dtype=_WIRE)
+        return packed if _IS_LITTLE else packed.astype(np.int32)
     return np.asarray(ids, dtype=np.int32)
 
 
@@ -39,9 +43,10 @@ def as_column(tokens: Tokens) -> TokenColumn:
     return TokenColumn.from_bytes(np.ascontiguousarray(tokens, dtype="<i4").tobytes())
 
 
-def highest_id(tokens: Tokens) -> int:
+def highest_id(*columns: Column[int]) -> int:
     """The highest id, 0 of none; a negative one counts as that much below 2**32."""
-    return int(_highest(tokens.view(np.uint32), initial=0))
+    packed = b"".join(column.data for column in columns)
+    return int(_highest(np.frombuffer(packed, dtype="<u4"))) if packed else 0
 
 
 def common_prefix(left: Tokens, right: Tokens) -> int:
@@ -80,8 +85,7 @@ class _Node:
         return self.depth + len(self.keys)
 
 
-@dataclass(frozen=True, slots=True)
-class TreePosition:
+class TreePosition(NamedTuple):
     """A place in a growing tree: the first `depth` tokens of the path through `node`."""
 
     node: _Node
@@ -106,14 +110,14 @@ class PrefixTree:
         return TreePosition(self._root, 0)
 
     def keys(
-        self, tokens: Tokens, media: Iterable[tuple[int, str]] = (), *, has_negative: bool = False
+        self, tokens: Tokens, media: Sequence[tuple[int, str]] = (), *, has_negative: bool = False
     ) -> Tokens:
         """What the tree compares: the tokens, with a key of its own for each that stands for media.
 
         `media`: (index into `tokens`, digest). `has_negative`: some ids are below 0. The tree keeps
         views of the keys: never change them.
         """
-        marks = {at: (int(tokens[at]), digest) for at, digest in media}
+        marks = {at: (int(tokens[at]), digest) for at, digest in media} if media else {}
         if has_negative:  # no token of any vocabulary, but kept as it is
             odd = np.flatnonzero(tokens < 0).tolist()
             marks = {at: (int(tokens[at]), "") for at in odd} | marks
@@ -161,7 +165,7 @@ class PrefixTree:
         """Merge a whole tree into this one; the map places its positions here."""
         starts, parents = tree.starts.tolist(), tree.parents.tolist()
         tokens, media = as_tokens(tree.tokens), [(each.index, each.digest) for each in tree.media]
-        keys = self.keys(tokens, media, has_negative=highest_id(tokens) > HIGHEST_ID)
+        keys = self.keys(tokens, media, has_negative=highest_id(tree.tokens) > HIGHEST_ID)
         ends: list[TreePosition] = []
         for run, parent in enumerate(parents):
             below = self.root if parent < 0 else ends[parent]

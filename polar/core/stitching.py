@@ -5,6 +5,7 @@ announced call is in `calls` or `listed`; a prompt is rebuilt exactly or not at 
 """
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +14,14 @@ import numpy as np
 
 from polar.core.branches import PlacedPath, PlaceOrder, Relation, relate
 from polar.core.call_kinds import decide_kinds
-from polar.core.call_usability import Attempt, UsabilityRules, bad_logprobs, orphan_retries, own_reason
+from polar.core.call_usability import (
+    Attempt,
+    UsabilityRules,
+    bad_logprobs,
+    orphan_retries,
+    own_reason,
+    temperature_of,
+)
 from polar.core.drift import (
     SHOWN_TOKENS,
     Anchor,
@@ -208,7 +216,7 @@ def _stitched(call: PlacedCall, opened: SessionOpened) -> StitchedCall:
         values = np.frombuffer(logprobs.data, dtype="<f4").copy()
         values[masked] = np.nan
         logprobs = FloatColumn.from_bytes(values.tobytes())
-    temperature = record.sampling_used.get("temperature")
+    temperature = temperature_of(record, default=opened.sampling.temperature)
     return StitchedCall(
         call_id=record.call_id,
         session_id=record.session_id,
@@ -221,9 +229,7 @@ def _stitched(call: PlacedCall, opened: SessionOpened) -> StitchedCall:
         prompt_tokens=call.prompt_tokens,
         sampled_tokens=len(logprobs),
         logprobs=logprobs,
-        temperature=float(temperature)
-        if isinstance(temperature, (int, float))
-        else opened.sampling.temperature,
+        temperature=temperature if math.isfinite(temperature) else opened.sampling.temperature,
         policy=record.policy,
         finish_reason=record.finish_reason,
         untrainable=call.reason,

@@ -6,11 +6,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar.core.call_usability import UsabilityRules
 from polar.core.packing import pack
-from polar.core.prefix_tree import PrefixTree, TreePaths, as_tokens
+from polar.core.prefix_tree import PrefixTree, TreePaths
+from polar.core.session_log import SessionLog, SessionSnapshot
 from polar.core.stitching import stitch
-from schemas.base import digest_of
+from schemas.base import digest_of, encode
 from schemas.batches import Builder
+from schemas.calls import CallRecord, MediaPart, PromptDelta
+from schemas.columns import TokenColumn
 from schemas.trajectories import Trajectory
 from schemas.trees import StitchedCall
 from tests.property.session_scripts import LAWS, Script, scripts
@@ -103,23 +107,6 @@ def test_extends_and_splits_agree_with_nested_loops(script: Script) -> None:
 
 
 @LAWS
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=8), st.randoms())
-def test_the_exported_tree_depends_on_the_set_of_sequences_only(sequences: list[list[int]], random) -> None:
-    def exported(order: list[list[int]]):
-        tree = PrefixTree()
-        ends = [tree.insert(as_tokens(sequence)) for sequence in order]
-        out = tree.export()
-        paths = TreePaths(out.tree)
-        for sequence, end in zip(order, ends, strict=True):
-            assert paths.path(*out.locate(end)).tolist() == sequence
-        return out.tree
-
-    shuffled = [*sequences, *sequences[:2]]
-    random.shuffle(shuffled)
-    assert exported(sequences) == exported(shuffled)
-
-
-@LAWS
 @given(st.lists(scripts(), min_size=1, max_size=3))
 def test_merging_keeps_every_path(sessions: list[Script]) -> None:
     tree, placed = PrefixTree(), []
@@ -154,3 +141,65 @@ def test_a_missing_base_marks_its_calls_and_no_other(script: Script, data: st.Da
     for call in trajectory.calls:
         if call.seq not in lost:
             assert paths.path(call.end_run, call.end_offset).tolist() == records.paths[call.seq]
+
+
+def feed(log: SessionLog, records: list[CallRecord]) -> SessionLog:
+    for record in records:
+        log.add(record)
+    return log
+
+
+@LAWS
+@given(scripts(), st.randoms(), st.data())
+def test_a_snapshot_at_any_point_changes_nothing(script: Script, random, data: st.DataObject) -> None:
+    records = [*script.records.records, *script.records.records[:2]]
+    random.shuffle(records)
+    at = data.draw(st.integers(0, len(records)))
+    before = feed(SessionLog(script.records.opened), records[:at])
+    written = encode(before.snapshot())
+    restored = SessionLog.restore(SessionSnapshot.model_validate_json(written))
+    assert encode(restored.snapshot()) == written
+    through = feed(restored, records[at:]).close(script.closing)
+    assert digest_of(through) == digest_of(stitched(script))
+    assert digest_of(feed(before, records[at:]).close(script.closing)) == digest_of(through)
+
+
+@LAWS
+@given(st.lists(scripts(), min_size=2, max_size=3), st.randoms())
+def test_interleaved_sessions_and_duplicates_give_the_same_trajectories(
+    sessions: list[Script], random
+) -> None:
+    """Each session's opening comes first and its closing last; everything else in any order."""
+    logs: dict[int, SessionLog] = {at: SessionLog(each.records.opened) for at, each in enumerate(sessions)}
+    arriving = [(at, record) for at, each in enumerate(sessions) for record in each.records.records * 2]
+    random.shuffle(arriving)
+    for at, record in arriving:
+        logs[at].add(record)
+    for at, script in enumerate(sessions):
+        assert digest_of(logs[at].close(script.closing)) == digest_of(stitched(script))
+
+
+@LAWS
+@given(scripts(), st.data())
+def test_pictures_part_equal_ids_and_nothing_else_changes(script: Script, data: st.DataObject) -> None:
+    """Every token of a whole prompt stands for a drawn picture: paths agree where ids and pictures do."""
+    rules = UsabilityRules(trains_media=True)
+    records, symbols = [], {}
+    for record in script.records.records:
+        prompt = script.records.prompts[record.seq]
+        shown = [data.draw(st.sampled_from(["", "", "cat", "dog"])) for _ in prompt]
+        media = tuple(MediaPart(position=at, digest=name) for at, name in enumerate(shown) if name)
+        whole = PromptDelta(new_ids=TokenColumn(prompt))
+        records.append(record.model_copy(update={"prompt": whole, "media": media}))
+        path = script.records.paths[record.seq]
+        symbols[record.seq] = [*zip(path, [*shown, *[""] * len(record.sampled_ids)], strict=True)]
+    trajectory = stitch(script.records.opened, records, script.closing, rules)
+    prefixes = {tuple(path[:size]) for path in symbols.values() for size in range(1, len(path) + 1)}
+    assert len(trajectory.tree.tokens) == len(prefixes)
+    paths, usable = TreePaths(trajectory.tree), _usable(trajectory)
+    for position, call in enumerate(usable):
+        assert paths.path(call.end_run, call.end_offset).tolist() == script.records.paths[call.seq]
+        prompt = symbols[call.seq][: call.prompt_tokens]
+        earlier = [(other.seq, symbols[other.seq]) for other in usable[:position]]
+        whole = [(len(path), seq) for seq, path in earlier if prompt[: len(path)] == path]
+        assert call.extends == (max(whole)[1] if whole else None)

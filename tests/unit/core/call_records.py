@@ -29,6 +29,16 @@ def interval(first: int = 1, last: int | None = None, lineage: str = "a") -> Pol
     )
 
 
+def common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Equal leading ids."""
+    size = 0
+    for mine, theirs in zip(left, right, strict=False):
+        if mine != theirs:
+            break
+        size += 1
+    return size
+
+
 class SessionRecords:
     """Records of one session, in order of number."""
 
@@ -53,12 +63,7 @@ class SessionRecords:
     ) -> CallRecord:
         """The next call. `base`: number of the call that the prompt is encoded against."""
         seq = fields.pop("seq", len(self.records) + 1)
-        kept = 0
-        if base is not None:
-            for mine, theirs in zip(prompt, self.paths[base], strict=False):
-                if mine != theirs:
-                    break
-                kept += 1
+        kept = common(prompt, self.paths[base]) if base is not None else 0
         values: dict[str, Any] = {
             "request_digest": f"request-{seq}",
             "policy": interval(),

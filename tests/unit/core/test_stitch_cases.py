@@ -7,20 +7,19 @@ from typing import Any
 import pytest
 
 from polar.core.call_usability import UsabilityRules
+from polar.core.drift import Decode
 from polar.core.packing import pack
 from polar.core.prefix_tree import PrefixTree, TreePaths
 from polar.core.stitching import stitch
 from schemas.batches import Builder
-from schemas.calls import Delivery, Usage
+from schemas.calls import Delivery, MediaPart, Usage
 from schemas.columns import FloatColumn
 from schemas.trajectories import Trajectory
-from tests.unit.core.call_records import SessionRecords, interval
+from tests.unit.core.call_records import SessionRecords, common, interval
 from tests.unit.core.given_cases import Case, cases, number
 from tests.unit.core.occurrences import live_group, trained_in
 
-CASES = cases("stitch", without=("stitch-045",))
-"""Records carry no references to pictures, so the call of stitch-045 is `media_missing` too: safe,
-but not what that case asks for."""
+CASES = cases("stitch")
 
 
 def _in_flight(call: dict[str, Any], calls: list[dict[str, Any]]) -> tuple[int, ...]:
@@ -31,10 +30,13 @@ def _in_flight(call: dict[str, Any], calls: list[dict[str, Any]]) -> tuple[int, 
     )
 
 
-def _messages(call: dict[str, Any]) -> list[dict[str, Any]]:
-    if call.get("media") and call["messages"] is None:
-        return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    return call["messages"] or []
+def _media(call: dict[str, Any], kept: int) -> tuple[MediaPart, ...]:
+    """The parts among the new ids; a reference is named by its digest."""
+    return tuple(
+        MediaPart(position=part["position"], digest=(part["ref"] or {}).get("sha256"))
+        for part in call.get("media") or ()
+        if part["position"] >= kept
+    )
 
 
 def _sessions(case: Case, *, delta: bool) -> dict[str, SessionRecords]:
@@ -46,10 +48,13 @@ def _sessions(case: Case, *, delta: bool) -> dict[str, SessionRecords]:
         logprobs = [number(value) for value in call["logprobs"]]
         is_short = len(logprobs) != len(sampled)
         previous = max(session.paths, default=None)
+        base = previous if delta else None
+        kept = common(call["prompt_ids"], session.paths[base]) if base is not None else 0
         session.call(
             call["prompt_ids"],
             sampled,
-            base=previous if delta else None,
+            base=base,
+            media=_media(call, kept),
             seq=call["seq"],
             logprobs=(logprobs + [math.nan] * len(sampled))[: len(sampled)],
             untrainable="ids_incomplete" if is_short else None,  # what a gateway records then
@@ -58,7 +63,7 @@ def _sessions(case: Case, *, delta: bool) -> dict[str, SessionRecords]:
             request_digest=call["request_key"],
             choice_index=call["choice_index"],
             open_calls=_in_flight(call, calls),
-            messages=_messages(call),
+            messages=call["messages"] or (),
             tools=call["tools"] or (),
             answer=call["response_message"] or {},
             usage=Usage(**call["usage"]) if call["usage"] else None,
@@ -70,11 +75,11 @@ def _sessions(case: Case, *, delta: bool) -> dict[str, SessionRecords]:
     return sessions
 
 
-def _trajectories(case: Case, *, delta: bool) -> list[Trajectory]:
+def _trajectories(case: Case, *, delta: bool, decode: Decode | None = None) -> list[Trajectory]:
     config = case["given"]["config"]
-    rules = UsabilityRules(frozenset(config["train_kinds"]))
+    rules = UsabilityRules(frozenset(config["train_kinds"]), trains_media=True)
     return [
-        stitch(session.opened, session.records, session.sealed(), rules)
+        stitch(session.opened, session.records, session.sealed(), rules, decode)
         for session in _sessions(case, delta=delta).values()
     ]
 
@@ -144,18 +149,28 @@ def test_what_is_listed(case: Case) -> None:
     assert (leaves, tokens) == (expect["leaves"], expect["trie_tokens"])
 
 
+def _decode(case: Case) -> Decode | None:
+    vocabulary = case["given"].get("vocab")
+    if vocabulary is None:
+        return None
+    return lambda ids: "".join(vocabulary.get(str(each), "") for each in ids)
+
+
+@pytest.mark.parametrize("is_decoded", [False, True], ids=["ids", "texts"])
 @pytest.mark.parametrize("case", CASES)
-def test_where_and_why_the_history_breaks(case: Case) -> None:
+def test_where_and_why_the_history_breaks(case: Case, is_decoded: bool) -> None:
     expect, labels = case["expect"], _labels(case)
+    decode = _decode(case) if is_decoded else None
     found: dict[str, tuple[str, int, str]] = {}
     extends: dict[str, str | None] = {}
-    for trajectory in _trajectories(case, delta=False):
+    for trajectory in _trajectories(case, delta=False, decode=decode):
         by_seq = {call.seq: labels[call.call_id] for call in trajectory.calls}
         for call in trajectory.calls:
             if call.untrainable is None:
                 extends[by_seq[call.seq]] = None if call.extends is None else by_seq[call.extends]
             for split in call.splits:
                 found[by_seq[call.seq]] = by_seq[split.against], split.index, split.cause
+                assert bool(split.held_text or split.found_text) == (decode is not None)
     assert extends == expect["extends"]
     optional = set(expect.get("split_optional", ()))
     listed = {entry["call"] for entry in expect["splits"]}
