@@ -46,6 +46,8 @@ class Dispatched:
     continuity: Continuity | None = None
     prompt: TokenColumn | None = None
     """The prompt's ids, where the gateway made them and the engine has to use them."""
+    prompt_text: TokenText | None = None
+    """The same, as the engine gets them and has to give them back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +224,12 @@ def _untrainable(call: Dispatched, *, complete: bool, delivery: Delivery) -> str
 
 def _text_of(captured: Captured, choice: CapturedChoice) -> bytes:
     """Prompt and sampled ids as they stand at the beginning of a prompt that continues them."""
-    if not isinstance(captured.prompt_ids, TokenText) or not choice.token_ids:
+    if not isinstance(captured.prompt_ids, TokenText):
         return b""
-    return captured.prompt_ids.text + b"," + orjson.dumps(choice.token_ids)[1:-1]
+    try:
+        return TokenText.of(choice.token_ids, behind=captured.prompt_ids.text).text
+    except (TypeError, ValueError):
+        return b""
 
 
 def _token_column(ids: Sequence[Any]) -> TokenColumn | None:

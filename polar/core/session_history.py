@@ -103,6 +103,13 @@ class SessionHistory:
                 return TokenColumn.from_bytes(ids.packed(base.text, base.ids))
         return TokenColumn.from_bytes(ids.packed())
 
+    def text_of(self, ids: TokenColumn) -> TokenText:
+        """A column as an engine writes it; what is known of an earlier call is not written again."""
+        for base in reversed(self._bases):
+            if base.text and ids.data.startswith(base.ids):
+                return TokenText.of(ids[len(base.ids) // _TOKEN_BYTES :].tolist(), behind=base.text)
+        return TokenText.of(ids.tolist())
+
     def prompt(self, ids: TokenColumn) -> PromptDelta:
         """The prompt against the call that shares the longest prefix (ties: the latest)."""
         best, kept = None, 0

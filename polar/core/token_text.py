@@ -29,9 +29,10 @@ class TokenText(Sequence[int]):
         self._size = -1
 
     @classmethod
-    def of(cls, ids: Sequence[int]) -> "TokenText":
-        """The text of numbers. Raises ValueError or TypeError for anything else."""
-        return cls(orjson.dumps(list(ids))[1:-1])
+    def of(cls, ids: Sequence[int], *, behind: bytes = b"") -> "TokenText":
+        """The text of numbers, behind another text. Raises ValueError or TypeError for anything else."""
+        text = orjson.dumps(list(ids))[1:-1]
+        return cls(behind + b"," + text if behind and text else behind + text)
 
     def tolist(self) -> list[int]:
         """The numbers."""

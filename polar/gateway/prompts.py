@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from polar.core.answered_calls import answered
 from polar.core.chat_template import TemplateError
 from polar.core.continuity import Asked, Plan, Policy, plan, sees_call_ids
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import Captured, CapturedChoice
-from polar.core.prompt_encoding import unpacked
 from polar.core.rendering import Renderer
+from polar.core.token_text import TokenText
 from polar.gateway.engines import EngineSlot
 from polar.gateway.sessions import LiveSession
 from schemas.calls import CallRecord, Continuity, Delivery
@@ -99,12 +101,13 @@ def as_continuity(planned: Plan) -> Continuity:
     )
 
 
-def put_ids(body: dict[str, Any], used: dict[str, Any], prompt: bytes, context_tokens: int | None) -> None:
+def put_ids(
+    body: dict[str, Any], used: dict[str, Any], prompt: TokenText, context_tokens: int | None
+) -> None:
     """Make an engine's request one for these prompt ids."""
-    ids = unpacked(prompt)
     body["messages"] = _IGNORED
-    body["kv_transfer_params"] = {"prompt_token_ids": ids}
+    body["kv_transfer_params"] = {"prompt_token_ids": orjson.Fragment(b"[" + prompt.text + b"]")}
     limit = body.get("max_tokens")
-    if context_tokens is not None and isinstance(limit, int) and len(ids) < context_tokens:
+    if context_tokens is not None and isinstance(limit, int) and len(prompt) < context_tokens:
         # Engines lower limits while they render, and they render nothing here.
-        body["max_tokens"] = used["max_tokens"] = min(limit, context_tokens - len(ids))
+        body["max_tokens"] = used["max_tokens"] = min(limit, context_tokens - len(prompt))

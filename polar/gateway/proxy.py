@@ -54,6 +54,7 @@ from polar.gateway.retries import Retries, is_marked, retry_key
 from polar.gateway.sessions import LiveSession, SessionRefusedError, SessionTable
 from polar.gateway.spool import Spool
 from polar.settings import GatewaySettings
+from schemas.columns import TokenColumn
 from schemas.tasks import LimitSpec
 
 logger = logging.getLogger(__name__)
@@ -243,13 +244,16 @@ class ModelProxy:
         planned = await self._prompts.plan(live, request, slot)
         if planned.rendering == "local":
             live = self._admit(claims)  # rendering may have taken a while, too
+        prompt = text = None
         if planned.prompt is not None:
-            put_ids(body, used, planned.prompt, slot.context_tokens)
+            prompt = TokenColumn.from_bytes(planned.prompt)
+            text = live.history.text_of(prompt)
+            put_ids(body, used, text, slot.context_tokens)
         try:
             call = self._sessions.begin(
                 live, request, asyncio.current_task(), trainable=claims.trainable, sampling_used=used,
                 engine_id=slot.engine_id, first_version=slot.versions.settled,
-                continuity=as_continuity(planned), prompt=planned.prompt,
+                continuity=as_continuity(planned), prompt=prompt, prompt_text=text,
             )  # fmt: skip
         except OSError as error:
             raise unavailable(f"the spool cannot be written: {error}", "spool_error") from error

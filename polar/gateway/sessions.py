@@ -22,6 +22,7 @@ from polar.core.recording import Dispatched, EncodedCall, unfinished_record
 from polar.core.session_budget import Used
 from polar.core.session_history import SessionHistory
 from polar.core.session_keys import SessionClaims
+from polar.core.token_text import TokenText
 from polar.gateway.continuity_rows import ContinuityRows
 from polar.gateway.spool import SessionRow, Spool
 from schemas.calls import Continuity, SessionOpened, SessionSealed
@@ -140,7 +141,8 @@ class SessionTable:
         engine_id: str,
         first_version: PolicyVersion,
         continuity: Continuity | None = None,
-        prompt: bytes | None = None,
+        prompt: TokenColumn | None = None,
+        prompt_text: TokenText | None = None,
     ) -> Dispatched:
         """Reserve the numbers of a call that `task` carries out, and note it in flight."""
         if task is None:
@@ -176,7 +178,8 @@ class SessionTable:
             engine_id=engine_id,
             first_version=first_version,
             continuity=continuity,
-            prompt=None if prompt is None else TokenColumn.from_bytes(prompt),
+            prompt=prompt,
+            prompt_text=prompt_text,
         )
 
     def commit(self, live: LiveSession, records: Sequence[EncodedCall], rows: Sequence[bytes] = ()) -> int:

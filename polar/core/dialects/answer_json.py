@@ -84,7 +84,7 @@ def _cut_logprobs(data: bytes) -> tuple[list[Logprobs], bytes]:
         end += len(_LOGPROBS_END) - 2
         values = [entry.logprob for entry in _entries.decode(data[begin + len(_LOGPROBS) : end]).content]
         parts += [data[at:begin], _LOGPROBS, str(len(found)).encode()]
-        found.append(Logprobs([clean(value) for value in values]))
+        found.append(Logprobs(map(clean, values)))
         at = end
     return found, b"".join((*parts, data[at:])) if found else data
 

@@ -34,7 +34,7 @@ def load_object(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"the request body is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise RequestError("the request body must be a JSON object")
-    if raw.count(b"{") + raw.count(b"[") > MAX_NESTING and _deeper_than(fields, MAX_NESTING):
+    if _deeper_than(fields, MAX_NESTING):
         raise RequestError(f"the request body is nested deeper than {MAX_NESTING} levels")
     return fields
 
