@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import orjson
+
 from polar.core.dialects.answer_json import Logprobs, clean, load_answer
 from polar.core.token_text import TokenText
 
@@ -133,13 +135,10 @@ class Captured:
 
 
 def load_json(data: bytes) -> Any:
-    """JSON as engines write it: NaN and Infinity literals count as null. Raises AnswerError.
-
-    Ids and log-probs may come as TokenText and Logprobs.
-    """
+    """JSON as engines write it: NaN and Infinity literals count as null. Raises AnswerError."""
     try:
-        return load_answer(data)
-    except MALFORMED:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
         pass
     try:
         return json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
@@ -147,9 +146,18 @@ def load_json(data: bytes) -> Any:
         raise AnswerError(f"the engine's answer is not JSON: {error}") from error
 
 
+def load_call(data: bytes) -> Any:
+    """The same of an answer to a call, or a chunk of one; ids and log-probs may come as TokenText and
+    Logprobs."""
+    try:
+        return load_answer(data)
+    except MALFORMED:
+        return load_json(data)
+
+
 def read_answer(data: bytes, view: View) -> tuple[Captured, dict[str, Any]]:
     """(what is kept, answer without ids) of an unstreamed answer. Raises AnswerError."""
-    body = load_json(data)
+    body = load_call(data)
     if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
         raise AnswerError("the engine's answer has no choices")
     captured = Captured()

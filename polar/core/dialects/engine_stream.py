@@ -12,7 +12,7 @@ from polar.core.dialects.engine_answer import (
     AnswerError,
     Captured,
     View,
-    load_json,
+    load_call,
     malformed,
     strip_chunk,
 )
@@ -47,7 +47,7 @@ class EngineStream:
         if data == DONE:
             self.done = True
             return None
-        chunk = load_json(data)
+        chunk = load_call(data)
         if not isinstance(chunk, dict):
             raise AnswerError("an event of the engine's stream is no JSON object")
         if "error" in chunk:

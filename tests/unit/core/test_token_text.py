@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.core.dialects.answer_json import Logprobs, clean, load_answer
-from polar.core.dialects.engine_answer import AnswerError, load_json
+from polar.core.dialects.engine_answer import AnswerError, load_call
 from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
 from polar.core.token_text import TokenText
 from schemas.columns import TokenColumn
@@ -74,7 +74,7 @@ def test_nothing_is_lost_by_cutting(
         "kv_transfer_params": None,
     }
     data = json.dumps(answer).encode() if spaced else compact(answer)
-    assert same(load_json(data), json.loads(data))
+    assert same(load_call(data), json.loads(data))
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_nothing_is_lost_by_cutting(
     ],
 )
 def test_what_stands_elsewhere_is_read_as_plain_json(answer: dict[str, Any]) -> None:
-    assert load_json(compact(answer)) == answer
+    assert load_call(compact(answer)) == answer
 
 
 def test_a_cut_answer_is_an_error_and_numbers_beyond_json_are_null() -> None:
     data = compact({"prompt_token_ids": [1, 2, 3], "choices": []})
     for size in range(len(data)):
         with pytest.raises(AnswerError):
-            load_json(data[:size])
-    assert load_json(b'{"a":NaN,"b":1e999,"c":-1.5}') == {"a": None, "b": None, "c": -1.5}
+            load_call(data[:size])
+    assert load_call(b'{"a":NaN,"b":1e999,"c":-1.5}') == {"a": None, "b": None, "c": -1.5}
 
 
 def test_large_answers_of_vllm_are_cut() -> None:

@@ -50,7 +50,7 @@ class Connection:
         await self.writer.drain()
 
     async def json(self, body: Any, status: int = 200, **headers: str) -> None:
-        data = json.dumps(body).encode()
+        data = json.dumps(body, separators=(",", ":")).encode()  # as vLLM writes
         await self.head(status, "application/json", len(data), **headers)
         self.writer.write(data)
         await self.writer.drain()
@@ -60,9 +60,8 @@ class Connection:
         await self.writer.drain()
 
     async def event(self, value: Any) -> None:
-        await self.chunk(
-            b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
-        )
+        data = value if isinstance(value, bytes) else json.dumps(value, separators=(",", ":")).encode()
+        await self.chunk(b"data: " + data + b"\n\n")
 
     async def end_chunks(self) -> None:
         self.writer.write(b"0\r\n\r\n")
