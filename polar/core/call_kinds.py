@@ -107,10 +107,13 @@ def _by_structure(
         return KindOf("subagent", "own_system_tools_and_task") if is_subagent else AGENT
     if any(_is_shaped(record.sampling_asked.get(name)) for name in _SHAPES):
         return KindOf("auxiliary", "shaped_without_tools")
+    system = "\n".join(outline.leading)
+    if outline.leading != main.leading and _TITLE.search(system):
+        # Also for the very words of the task: they are what the title is of.
+        return KindOf("auxiliary", "title_without_tools")
     if not is_elsewhere:
         return AGENT
-    system = "\n".join(outline.leading)
-    if _TITLE.search(system) or _TITLE.search((outline.task or "")[:_TITLE_ASK_CHARACTERS]):
+    if _TITLE.search((outline.task or "")[:_TITLE_ASK_CHARACTERS]):
         return KindOf("auxiliary", "title_without_tools")
     if _SUMMARISER.search(system) or outline.ask.startswith(_CONVERSATION):
         return KindOf("compaction", "summary_without_tools")

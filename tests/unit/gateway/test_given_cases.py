@@ -1,7 +1,7 @@
 """The given fault cases of all dialects, played through a gateway.
 
-Names of the cases' vocabulary are mapped here and nowhere else. Left out are calls told apart by
-their content (auxiliary ones) and engines that are too old to read `reasoning`.
+Names of the cases' vocabulary are mapped here and nowhere else. What a call is for is decided when
+its session is stitched, so that is asked here too. Left out: engines too old to read `reasoning`.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from polar.core.call_kinds import decide_kinds
+from polar.core.call_usability import UsabilityRules
 from schemas.base import encode
 from schemas.calls import CallRecord, Delivery
 from tests.unit.core.given_cases import Case, cases
@@ -21,7 +23,8 @@ from tests.unit.gateway.fake_engine import Answer, FakeEngine, running_engine
 from tests.unit.gateway.running import SESSION, RunningGateway, eventually, running_gateway
 from tests.unit.gateway.seen import Seen
 
-LEFT_OUT = ("gateway-009", "gateway-014")
+LEFT_OUT = ("gateway-009",)
+TRAINED_KINDS = UsabilityRules().train_kinds
 FINISHED = ("stop", "length", "tool_calls")
 REPEATS = 3
 """Cases ask for up to 50 repetitions of one exchange; the soak test does that."""
@@ -130,9 +133,10 @@ def check_response(seen: Seen, expected: dict[str, Any]) -> None:
         assert len(seen.body["choices"]) == expected["choices"]
 
 
-def is_usable(record: CallRecord) -> bool:
+def is_usable(record: CallRecord, kind: str = "agent") -> bool:
     return (
         record.delivery is Delivery.DELIVERED
+        and kind in TRAINED_KINDS
         and record.untrainable is None
         and record.finish_reason in FINISHED
         and len(record.sampled_ids) > 0
@@ -148,7 +152,9 @@ def logical_calls(records: list[CallRecord]) -> int:
     )
 
 
-def check_record(record: CallRecord, expected: dict[str, Any]) -> None:
+def check_record(record: CallRecord, expected: dict[str, Any], kind: str = "agent") -> None:
+    if "kind" in expected:
+        assert kind == expected["kind"]
     if "completion_ids" in expected:
         ids = record.sampled_ids.tolist()
         if expected.get("ids_prefix_ok"):
@@ -162,7 +168,7 @@ def check_record(record: CallRecord, expected: dict[str, Any]) -> None:
         ]
     if "delivery" in expected:
         assert record.delivery == expected["delivery"]
-    assert is_usable(record) == expected["usable"]
+    assert is_usable(record, kind) == expected["usable"]
     if "reason" in expected:
         assert record.untrainable == expected["reason"]
     if "logprobs" in expected:
@@ -220,8 +226,9 @@ async def test_given_case(world: tuple[FakeEngine, RunningGateway], case: Case) 
     for one, expected in zip(seen, expect.get("responses", ()), strict=False):
         if one is not None and expected is not None:
             check_response(one, expected)
+    kinds = decide_kinds(records)
     for record, expected in zip(records, expect.get("records", ()), strict=False):
-        check_record(record, expected)
+        check_record(record, expected, kinds[record.seq].kind)
     for record in records if "records_all" in expect else ():
         check_record(record, expect["records_all"])
     for check in expect.get("upstream_checks", ()):
