@@ -24,7 +24,7 @@ class Delivery(StrEnum):
 
 Relation = Literal[
     "first", "extended", "drifted", "arguments_reserialized", "truncated", "retry", "edited",
-    "thinking_stripped", "tools_changed", "system_changed", "compaction", "subagent", "unknown",
+    "thinking_stripped", "tools_changed", "system_changed", "compaction", "subagent", "restarted",
 ]  # fmt: skip
 """How a request stands to the earlier calls of its session."""
 

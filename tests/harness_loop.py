@@ -83,11 +83,45 @@ class Loop:
     table: ContinuityTable = field(default_factory=ContinuityTable)
     turns: list[Turn] = field(default_factory=list)
     rows: list[bytes] = field(default_factory=list)
+    numbered: int = 0
+    """Calls so far, failed ones too."""
+    by_seq: dict[int, Turn] = field(default_factory=dict)
 
     def plan(self, asked: Asked) -> Plan:
         """What the gateway would do."""
         planned = plan(self.table, asked, self.renderer if self.enabled else None, self.policy)
         return planned if planned.render is None else replace(planned, prompt=planned.render())
+
+    def plan_of(self, messages: Sequence[Message], **of: Any) -> Plan:
+        """The plan of a request with these messages."""
+        return self.plan(
+            Asked(
+                messages, of.get("tools", ()), of.get("fields", {}), of.get("thread_id", ""),
+                of.get("kind", "agent"),
+            )
+        )  # fmt: skip
+
+    def fail(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] = (),
+        fields: Mapping[str, Any] | None = None,
+        thread_id: str = "",
+        kind: str = "agent",
+    ) -> Plan:
+        """One request that its engine refuses."""
+        planned = self.plan(Asked(messages, tools, fields or {}, thread_id, kind))
+        self.numbered += 1
+        known = answered(
+            planned.known, self.numbered, {}, is_whole=False, has_reasoning=False,
+            call_ids=self.renderer.shows_call_ids, finish_reason=None, stop_reason=None,
+            prompt_tokens=0, sampled_tokens=0,
+        )  # fmt: skip
+        row = self.table.add(known, None, planned.basis)
+        assert row is not None
+        self.rows.append(row)
+        return planned
 
     def call(
         self,
@@ -96,6 +130,7 @@ class Loop:
         *,
         tools: Sequence[Message] = (),
         fields: Mapping[str, Any] | None = None,
+        text: str | None = None,
         sampled: Callable[[str], list[int]] | None = None,
         is_whole: bool = True,
         finish_reason: str = "stop",
@@ -103,15 +138,16 @@ class Loop:
         thread_id: str = "",
         kind: str = "agent",
     ) -> Turn:
-        """One request and its answer; `sampled` makes ids of the answer's text."""
+        """One request and its answer; `sampled` makes ids of its text (`text`: as the template has it)."""
         asked = Asked(messages, tools, fields or {}, thread_id, kind)
         planned = self.plan(asked)
         prompt = engine_ids(self.renderer, asked) if planned.prompt is None else unpacked(planned.prompt)
         seed = len(self.turns)
         make = sampled or (lambda text: forced_ids(self.renderer, text, seed))
-        ids = make(answer_text(self.renderer, asked, answer))
+        ids = make(answer_text(self.renderer, asked, answer) if text is None else text)
+        self.numbered += 1
         known = answered(
-            planned.known, len(self.turns) + 1, answer,
+            planned.known, self.numbered, answer,
             is_whole=is_whole, has_reasoning="reasoning" in answer, call_ids=self.renderer.shows_call_ids,
             finish_reason=finish_reason, stop_reason=stop_reason,
             prompt_tokens=len(prompt), sampled_tokens=len(ids),
@@ -121,4 +157,5 @@ class Loop:
         self.rows.append(row)
         turn = Turn(asked, planned, known, prompt, ids, answer)
         self.turns.append(turn)
+        self.by_seq[known.seq] = turn
         return turn

@@ -13,12 +13,12 @@ untrusted text must be kept from becoming special tokens.
 | arguments_reserialized | the same; the harness spells the answer's arguments in another way |
 | truncated | continues a call whose answer was cut: by length, a stop string, a broken connection |
 | retry | has the history of an earlier call |
-| edited | lacks an answer of its history, or has another in its place |
+| edited | lacks an answer of its history, has another in its place, or other messages before it |
 | thinking_stripped | the template takes back reasoning, or text around it, that was sampled |
 | tools_changed, system_changed | the history of a call under other tools or system messages |
 | compaction | a summary call, or the restart after one |
 | subagent | opens with a task that an answer of the session gave, or says so itself |
-| unknown | shares its agent with earlier calls and explains nothing |
+| restarted | an agent that had calls before opens a history that shares no answer with them |
 """
 
 import hashlib
@@ -117,11 +117,11 @@ class _Planner:
             self._known.thought_before = twin.thought_before
             return self._planned("retry", "repeated", prompt=twin.prompt, parent=twin.parent, basis=basis)
         relation: Relation | None = "retry" if twins else self._dropped_answer(at)
-        if parent is None:
-            return self._in_full(
-                relation or root_relation(self._table, self._asked.messages, self._marks, self._known)
-            )
-        return self._continued(relation or _continuing(self._asked.messages[at], parent), parent, at)
+        if parent is not None:
+            return self._continued(relation or _continuing(self._asked.messages[at], parent), parent, at)
+        if not twins:
+            relation = root_relation(self._table, self._asked.messages, self._marks, self._known, relation)
+        return self._in_full(relation or "first")
 
     def _parent(self) -> tuple[KnownCall | None, int]:
         """The last call of this history whose answer stands in it, and where; or (None, -1)."""

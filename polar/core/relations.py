@@ -9,9 +9,17 @@ from schemas.calls import Relation
 
 
 def root_relation(
-    table: ContinuityTable, messages: Sequence[Message], marks: HistoryMarks, known: KnownCall
+    table: ContinuityTable,
+    messages: Sequence[Message],
+    marks: HistoryMarks,
+    known: KnownCall,
+    dropped: Relation | None,
 ) -> Relation:
-    """The cause; see continuity. `known`: the call itself, before it is remembered."""
+    """The cause; see continuity.
+
+    `known`: the call itself, before it is remembered. `dropped`: what an answer that belongs into
+    this history and is not there would mean, if there is one.
+    """
     if known.kind == "compaction":
         return "compaction"
     changed = _changed(table, messages, marks, known)
@@ -23,12 +31,14 @@ def root_relation(
     heard = _heard(table, messages)
     if heard is not None:
         return heard
-    if any(call.kind == "compaction" for call in earlier):
+    if earlier and earlier[-1].kind == "compaction":
         return "compaction"
+    if dropped is not None:
+        return dropped
     if _knows_answer(table, messages, marks):
         return "edited"
     is_known_agent = any(call.system == known.system and call.tools == known.tools for call in earlier)
-    return "unknown" if is_known_agent else "first"
+    return "restarted" if is_known_agent else "first"
 
 
 def _changed(

@@ -86,6 +86,10 @@ class FakeEngine:
         self.processed_logprobs = True
         self.default_temperature = 1.0
         self.complete_ids = True
+        self.takes_ids = True
+        """Prompts may come as ids."""
+        self.begins_with: int | None = None
+        """A token in front of every prompt that the engine renders itself."""
         self.text = "ok"
         self.token_seconds = 0.0
         """Time between the chunks of a stream, and before an unstreamed answer."""
@@ -206,7 +210,10 @@ class FakeEngine:
     # -- the default answer ---------------------------------------------------------------
 
     def prompt_ids(self, body: dict[str, Any]) -> list[int]:
-        ids: list[int] = []
+        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+        if given and self.takes_ids:
+            return list(given)
+        ids: list[int] = [] if self.begins_with is None else [self.begins_with]
         for message in body["messages"]:
             ids += [ROLES.get(message["role"], 304), *str(message.get("content") or "").encode(), CLOSE]
         return [*ids, ROLES["assistant"]]
