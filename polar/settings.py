@@ -203,7 +203,8 @@ class PackerSettings(BaseSettings):
     policy: str = "policy"
     groups_per_batch: int = 3
     row_tokens: int = 4096
-    builder: Literal["per_request", "prefix_merging"] = "prefix_merging"
+    builder: Literal["per_request", "prefix_merging", "prefix_tree"] = "prefix_tree"
+    """How calls become rows; a trainer without attention to ancestors needs one of the others."""
     max_staleness: int = 8
     """In versions; older groups are excluded with reason `stale`."""
 

@@ -9,7 +9,9 @@ from schemas.columns import FloatColumn, TokenColumn
 from schemas.policies import PolicyVersion
 from schemas.trees import ListedItem
 
-Builder = Literal["per_request", "prefix_merging"]
+Builder = Literal["per_request", "prefix_merging", "prefix_tree"]
+"""How a batch becomes rows: a causal sequence a call, one a leaf of the tree, or the tree itself.
+The gradients are equal."""
 
 
 class SourceGroup(WireModel):
@@ -42,6 +44,11 @@ class BatchManifest(Event):
     row_count: Annotated[int, Field(ge=0)]
     rows_digest: str
     """`schemas.base.digest` over the encodings of the rows in order."""
+    row_lengths: TokenColumn
+    """[row_count] tokens of each row."""
+    row_pairs: tuple[int, ...]
+    """[row_count] pairs of a token and a token that it attends to, itself included. Lengths and pairs
+    make the work of a row; `polar.core.rank_shares` deals rows out by it."""
     live_rollouts: Annotated[int, Field(ge=0)]
     """Denominator of the loss: each of these has the share 1 / live_rollouts."""
     trained_tokens: Annotated[int, Field(ge=0)]
@@ -49,29 +56,45 @@ class BatchManifest(Event):
     mean_reward: float | None = None
     """Mean score of the scored members of `groups`."""
     metrics: dict[str, float | dict[str, float]] = {}
-    """row_fill, unique_tokens, naive_tokens, …"""
+    """unique_tokens: distinct (prefix, token) pairs of a group that are trained or lie before one that
+    is; naive_tokens: the same call by call; computed_tokens: tokens of the rows;
+    repeated_ancestor_tokens: computed beyond unique; row_fill: computed / (rows x row_tokens); …"""
     algorithm: str
 
 
 class PackedRow(Event):
-    """One row for the trainer: several causal sequences side by side, none seeing another.
+    """One row for the trainer: branches of prefix trees side by side, none seeing another.
 
-    Let t be the row's tokens and n its trained occurrences.
+    Let t be the row's tokens, s its segments, r its ancestor ranges and n its trained occurrences.
+    A segment is a stretch of neighbouring tokens in one branch. Its token at offset i attends to
+    the ancestor ranges of the segment, all of them, and to the segment's tokens up to i. A segment without
+    ancestors is a causal sequence of its own: `per_request` and `prefix_merging` make no others, and
+    for them `segment_starts` is what attention kernels call cu_seqlens.
     """
 
     type: Literal["PackedRow"] = "PackedRow"
     policy: str
     batch_number: int
     index: int
-    """0 .. row_count - 1."""
+    """0 .. row_count - 1; rows with more work come first."""
     tokens: TokenColumn
     """[t] token ids."""
     positions: TokenColumn
-    """[t] position of each token in its own sequence, from 0."""
-    sequence_starts: TokenColumn
-    """[sequences + 1] offsets of the sequences in `tokens` (cu_seqlens)."""
+    """[t] depth of each token: the number of tokens before it in its branch, from 0."""
+    segment_starts: TokenColumn
+    """[s + 1] row offsets of the segments; from 0 to t, ascending."""
+    range_counts: TokenColumn
+    """[s] ancestor ranges of each segment."""
+    range_starts: TokenColumn
+    """[r] row offset of the first token of each ancestor range: the ranges of the first segment from the
+    root of its tree down, then those of the second, …"""
+    range_ends: TokenColumn
+    """[r] row offset behind the last token of each. The lengths of a segment's ranges sum up to
+    the position of its first token, and all its ranges lie before it."""
     sources: TokenColumn
-    """[n] row offset at which the target is predicted (offset of the token before it)."""
+    """[n] row offset at which the target is predicted: that of the token before it, ascending. A
+    branch's first token is predicted in the segment that it leaves, and any number of calls may
+    have sampled after one token: an offset can be there many times, with equal targets or others."""
     targets: TokenColumn
     """[n] token id that was sampled there."""
     engine_logprobs: FloatColumn
@@ -96,6 +119,12 @@ class PackedRow(Event):
     def _lengths(self) -> Self:
         if len(self.positions) != len(self.tokens):
             raise ValueError("row: positions and tokens differ in length")
+        if len(self.segment_starts) != len(self.range_counts) + 1:
+            raise ValueError("row: segment_starts must be one longer than range_counts")
+        if self.segment_starts[0] != 0 or self.segment_starts[-1] != len(self.tokens):
+            raise ValueError("row: segment_starts must go from 0 to the number of tokens")
+        if len(self.range_starts) != len(self.range_ends):
+            raise ValueError("row: range_starts and range_ends differ in length")
         columns = (
             self.targets, self.engine_logprobs, self.temperatures, self.weights,
             self.advantages, self.call_ordinals, self.call_indexes,

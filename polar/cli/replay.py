@@ -31,7 +31,8 @@ Evaluator = Annotated[
     typer.Option(help="Score with this evaluator's rewards only, not the counted ones."),
 ]
 Builder = Annotated[
-    Literal["per_request", "prefix_merging"] | None, typer.Option(help="Pack rows with this builder instead.")
+    Literal["per_request", "prefix_merging", "prefix_tree"] | None,
+    typer.Option(help="Pack rows with this builder instead."),
 ]
 RowTokens = Annotated[
     int | None, typer.Option(help="Token budget of a row instead of the recorded one.", min=1)

@@ -19,7 +19,7 @@ From = Annotated[
     Path | None, typer.Option("--from", help="Archive folder to train on offline (`polar archive`).")
 ]
 Builder = Annotated[
-    Literal["per_request", "prefix_merging"] | None,
+    Literal["per_request", "prefix_merging", "prefix_tree"] | None,
     typer.Option(help="Build the rows of an archive anew with this builder."),
 ]
 Export = Annotated[
@@ -58,7 +58,7 @@ def trainer(
 def _train_on_archive(
     folder: Path,
     *,
-    builder: Literal["per_request", "prefix_merging"] | None,
+    builder: Literal["per_request", "prefix_merging", "prefix_tree"] | None,
     export_to: Path | None,
     as_json: bool,
 ) -> int:

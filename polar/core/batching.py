@@ -14,6 +14,7 @@ from polar.core.packing import ALGORITHM, PackedBatch, pack
 from polar.core.staleness import PolicyLineages
 from schemas.base import digest_of
 from schemas.batches import BatchManifest, Builder, PackedRow
+from schemas.columns import TokenColumn
 from schemas.groups import ScoredGroup
 from schemas.policies import PolicyVersion
 from schemas.trees import ListedItem
@@ -30,7 +31,7 @@ class BatchRule:
     policy: str = "policy"
     groups_per_batch: int = 3
     row_tokens: int = 4096
-    builder: Builder = "prefix_merging"
+    builder: Builder = "prefix_tree"
     max_staleness: int = 8
     """In versions; exactly so many is still trained."""
 
@@ -112,6 +113,8 @@ def _manifest(
         row_tokens=rule.row_tokens,
         row_count=len(packed.rows),
         rows_digest=digest_of(*packed.rows),
+        row_lengths=TokenColumn(len(row.tokens) for row in packed.rows),
+        row_pairs=packed.row_pairs,
         live_rollouts=packed.live_rollouts,
         trained_tokens=packed.trained_tokens,
         mean_reward=math.fsum(scores) / len(scores) if scores else None,

@@ -8,13 +8,13 @@
 """
 
 import hashlib
-import itertools
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from polar.core.row_reading import RowBranches, ints
 from polar.demo.recorded import Recorded
 from polar.demo.witness import Answer, JournalEntry
 from schemas.batches import PackedRow
@@ -123,16 +123,22 @@ def _response(calls: Mapping[str, CallRecord], call_id: str) -> str:
 
 def _row_positions(row: PackedRow, raw: Mapping[str, Answer | None]) -> list[tuple[str, int, bool]]:
     """(call id, index, whether the engine sampled this token under exactly this prefix)."""
-    tokens = row.tokens.tolist()
-    starts = row.sequence_starts.tolist()
-    sequence_of = [0] * len(tokens)
-    for begin, end in itertools.pairwise(starts):
-        sequence_of[begin:end] = [begin] * (end - begin)
+    branches = RowBranches.of(row)
+    tokens = ints(row.tokens)
+    segments = branches.segment_of(ints(row.sources)).tolist()
+    ends = branches.starts.tolist()[1:]
+    paths = {segment: tuple(tokens[branches.path(segment)].tolist()) for segment in set(segments)}
     columns = zip(
-        row.sources, row.targets, row.engine_logprobs, row.call_ordinals, row.call_indexes, strict=True
+        segments,
+        row.sources,
+        row.targets,
+        row.engine_logprobs,
+        row.call_ordinals,
+        row.call_indexes,
+        strict=True,
     )
     found = []
-    for source, target, logprob, ordinal, index in columns:
+    for segment, source, target, logprob, ordinal, index in columns:
         call_id = row.call_ids[ordinal]
         answer = raw[call_id]
         found.append(
@@ -142,7 +148,7 @@ def _row_positions(row: PackedRow, raw: Mapping[str, Answer | None]) -> list[tup
                 answer is not None
                 and index < len(answer.token_ids)
                 and answer.token_ids[index] == target
-                and tuple(tokens[sequence_of[source] : source + 1])
+                and paths[segment][: source + 1 + len(paths[segment]) - ends[segment]]
                 == answer.prompt_ids + answer.token_ids[:index]
                 and _float32(answer.logprobs[index]) == logprob,
             )

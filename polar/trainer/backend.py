@@ -148,7 +148,10 @@ class MegatronBackend:
             index=0,
             tokens=TokenColumn(ids),
             positions=TokenColumn(range(len(ids))),
-            sequence_starts=TokenColumn([0, len(ids)]),
+            segment_starts=TokenColumn([0, len(ids)]),
+            range_counts=TokenColumn([0]),
+            range_starts=TokenColumn(),
+            range_ends=TokenColumn(),
             sources=TokenColumn(range(_CANARY_TOKENS - 1, len(ids) - 1)),
             targets=TokenColumn(completion),
             engine_logprobs=FloatColumn([0.0] * len(completion)),
@@ -193,8 +196,8 @@ class MegatronBackend:
         return self._settings.learning_rate * reached
 
     def _passes(self, rows: Sequence[PackedRow], version: PolicyVersion | None) -> list[PassTensors]:
-        sequences, occurrences = read_rows(rows, vocab_size=self.shape.vocab_size, version=version)
-        plans = plan_passes(sequences, self._settings.pass_tokens)
+        branches, occurrences = read_rows(rows, vocab_size=self.shape.vocab_size, version=version)
+        plans = plan_passes(branches, self._settings.pass_tokens)
         return [pass_tensors(plan, occurrences, self._device) for plan in plans]
 
     def _hidden(self, one: PassTensors) -> Tensor:

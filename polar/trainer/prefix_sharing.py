@@ -1,13 +1,12 @@
-"""Causal sequences → passes through the model in which a common prefix is computed once.
+"""Branches of rows → passes through the model in which a common prefix is computed once.
 
-A hidden state depends on the tokens up to its position and on nothing else, so sequences that
-begin alike share those states: members of a group share their task prompt, later calls of a
-session all that came before. In lexicographic order the longest prefix that a sequence shares
-with any earlier one is the one that it shares with its predecessor; it computes the tokens
-beyond and attends to its whole path.
+A hidden state depends on the tokens up to its position and on nothing else, so branches that
+begin alike share those states, whichever rows and groups carried them. All branches are merged into
+one tree, cut down to the tokens that something is predicted after, and cut into passes as the packer
+cuts a tree into rows: with the least repeated ancestors.
 
-Invariant: every occurrence is predicted under exactly the tokens of its own sequence. The plan
-is a function of the set of sequences, not of the rows that carried them.
+Invariant: every occurrence is predicted under exactly the tokens of its own branch. What is
+computed is a function of the set of branches, not of the rows that carried them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polar.trainer.rows import Ints, TrainedSequence
+from polar.core.bin_filling import fill_bins
+from polar.core.needed_tree import NeededTree, Place, needed_tree
+from polar.core.prefix_tree import PrefixTree, TreePaths, TreePosition
+from polar.core.row_reading import Ints
+from polar.core.tree_cutting import cut
+from polar.core.tree_layout import lay_out
+from polar.trainer.rows import Branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +28,13 @@ class Pass:
     """One forward and backward pass over t tokens in s segments with n occurrences.
 
     A segment is a run of neighbouring tokens; it attends to its path (the tokens of its
-    sequence before it) and causally to itself.
+    branch before it) and causally to itself.
     """
 
     tokens: Ints
     """[t] ids."""
     positions: Ints
-    """[t] index of each token in its sequence."""
+    """[t] tokens before each in its branch."""
     segment_lengths: list[int]
     """[s] tokens of each segment; the sum is t."""
     path_lengths: list[int]
@@ -42,65 +47,68 @@ class Pass:
     """[n] rows of `Occurrences`."""
 
 
-def plan_passes(sequences: Sequence[TrainedSequence], max_tokens: int) -> list[Pass]:
-    """Passes of at most `max_tokens` tokens each; a longer sequence gets a pass of its own."""
-    # Big-endian bytes sort as the ids do; the occurrences make the order total.
-    ordered = sorted(sequences, key=lambda s: (s.tokens.astype(">u4").tobytes(), s.occurrences.tolist()))
-    passes: list[Pass] = []
-    current = _Growing()
-    for sequence in ordered:
-        if current.size and current.size + current.new_tokens(sequence) > max_tokens:
-            passes.append(current.finish())
-            current = _Growing()
-        current.add(sequence)
-    if current.size:
-        passes.append(current.finish())
-    return passes
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """The occurrences of one branch in the merged tree."""
+
+    end: Place
+    """Of the path to its deepest source."""
+    depths: Ints
+    """[n] of the sources' tokens."""
+    occurrences: Ints
+    """[n]."""
 
 
-class _Growing:
-    """A pass under construction."""
+def plan_passes(branches: Sequence[Branch], max_tokens: int) -> list[Pass]:
+    """Passes of at most `max_tokens` tokens each; a longer branch gets a pass of its own.
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._last_tokens: Ints = np.empty(0, dtype=np.int64)
-        self._last_path: Ints = np.empty(0, dtype=np.int64)
-        """Offsets in the pass of the last sequence's tokens."""
-        self._tokens: list[Ints] = []
-        self._positions: list[Ints] = []
-        self._paths: list[Ints] = []
-        self._sources: list[Ints] = []
-        self._occurrences: list[Ints] = []
+    `branches`: a parent before its children.
+    """
+    paths, trained = _merge(branches)
+    tree = needed_tree(paths, (each.end for each in trained))
+    parts = cut(tree, max_tokens)
+    bins = fill_bins([part.tokens for part in parts], max_tokens)
+    pass_of = {
+        leaf: at for at, members in enumerate(bins) for index in members for leaf in parts[index].leaves
+    }
+    node_of = {run: node for node, run in enumerate(tree.runs)}
+    leaves = tree.first_leaves()
+    held: list[list[_Trained]] = [[] for _ in bins]
+    for each in trained:
+        held[pass_of[leaves[node_of[each.end[0]]]]].append(each)
+    ends: list[list[Place]] = [[] for _ in bins]
+    for leaf, at in pass_of.items():
+        ends[at].append(tree.place(leaf))
+    return [_pass(needed_tree(paths, own), paths, inside) for own, inside in zip(ends, held, strict=True)]
 
-    def new_tokens(self, sequence: TrainedSequence) -> int:
-        return len(sequence.tokens) - self._shared(sequence.tokens)
 
-    def add(self, sequence: TrainedSequence) -> None:
-        shared, length = self._shared(sequence.tokens), len(sequence.tokens)
-        own = np.arange(self.size, self.size + length - shared)
-        path = np.concatenate([self._last_path[:shared], own])
-        if len(own):
-            self._tokens.append(sequence.tokens[shared:])
-            self._positions.append(np.arange(shared, length))
-            self._paths.append(path)
-        self._sources.append(path[sequence.sources])
-        self._occurrences.append(sequence.occurrences)
-        self._last_tokens, self._last_path = sequence.tokens, path
-        self.size += len(own)
+def _merge(branches: Sequence[Branch]) -> tuple[TreePaths, list[_Trained]]:
+    """All branches in one tree, and where their occurrences lie in it, in the tree's order."""
+    tree = PrefixTree()
+    ends: list[TreePosition] = []
+    for branch in branches:
+        below = tree.root if branch.parent < 0 else tree.ancestor(ends[branch.parent], branch.depth)
+        ends.append(tree.insert(branch.tokens.astype(np.int32), below))
+    exported = tree.export()
+    paths = TreePaths(exported.tree)
+    trained = []
+    for branch, end in zip(branches, ends, strict=True):
+        if len(branch.sources):
+            deepest = tree.ancestor(end, int(branch.sources.max()))
+            trained.append(_Trained(exported.locate(deepest), branch.sources - 1, branch.occurrences))
+    return paths, sorted(trained, key=lambda each: (each.end, int(each.occurrences[0])))
 
-    def finish(self) -> Pass:
-        return Pass(
-            tokens=np.concatenate(self._tokens),
-            positions=np.concatenate(self._positions),
-            segment_lengths=[len(part) for part in self._tokens],
-            path_lengths=[len(path) for path in self._paths],
-            paths=np.concatenate(self._paths),
-            sources=np.concatenate(self._sources),
-            occurrences=np.concatenate(self._occurrences),
-        )
 
-    def _shared(self, tokens: Ints) -> int:
-        """Leading tokens that the last sequence has too."""
-        size = min(len(tokens), len(self._last_tokens))
-        differs = np.flatnonzero(tokens[:size] != self._last_tokens[:size])
-        return int(differs[0]) if len(differs) else size
+def _pass(tree: NeededTree, paths: TreePaths, trained: Sequence[_Trained]) -> Pass:
+    layout = lay_out(tree, paths)
+    node_of = {run: node for node, run in enumerate(tree.runs)}
+    keys = layout.paths()
+    return Pass(
+        tokens=layout.tokens.astype(np.int64),
+        positions=layout.positions.astype(np.int64),
+        segment_lengths=np.diff(layout.segment_starts).tolist(),
+        path_lengths=[len(path) for path in keys],
+        paths=np.concatenate(keys),
+        sources=np.concatenate([layout.offsets(node_of[each.end[0]], each.depths) for each in trained]),
+        occurrences=np.concatenate([each.occurrences for each in trained]),
+    )

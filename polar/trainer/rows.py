@@ -1,6 +1,6 @@
-"""PackedRows → causal sequences with their trained occurrences, as arrays.
+"""PackedRows → branches with their trained occurrences, as arrays.
 
-Invariant: what leaves this module is consistent (offsets inside a sequence, ids inside the
+Invariant: what leaves this module is consistent (offsets inside a branch, ids inside the
 vocabulary, finite numbers where a token is trained); a row that is not is a TrainerError that
 names batch and row.
 """
@@ -12,23 +12,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from polar.core.row_reading import Ints, RowBranches, ints
 from polar.errors import TrainerError
 from schemas.batches import PackedRow
-from schemas.columns import FloatColumn, TokenColumn
+from schemas.columns import FloatColumn
 from schemas.policies import PolicyVersion
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedSequence:
-    """One causal sequence with n trained occurrences."""
+class Branch:
+    """One segment of a row, with n trained occurrences that are predicted in it."""
 
     tokens: Ints
-    """[length] ids; a token's position is its index."""
+    """[length] ids of the segment itself."""
+    parent: int
+    """Index of the branch that it leaves, in the list that it stands in; -1 for a root."""
+    depth: int
+    """Tokens above it, all of them on the parent's branch."""
     sources: Ints
-    """[n] index of the token after which the target was sampled."""
+    """[n] tokens before and including the one after which each target was sampled; above `depth`."""
     occurrences: Ints
     """[n] rows of `Occurrences`."""
 
@@ -53,25 +57,21 @@ class Occurrences:
 
 def read_rows(
     rows: Sequence[PackedRow], *, vocab_size: int, version: PolicyVersion | None
-) -> tuple[list[TrainedSequence], Occurrences]:
-    """Sequences that train something, and the occurrences they name.
+) -> tuple[list[Branch], Occurrences]:
+    """The branches of all rows, a parent before its children, and the occurrences they name.
 
     `version` is the trainer's before the step. Raises TrainerError.
     """
-    sequences: list[TrainedSequence] = []
+    branches: list[Branch] = []
     columns: list[tuple[npt.NDArray[np.generic], ...]] = []
     seen = 0
     for row in rows:
         _check(row, vocab_size)
-        tokens, sources, starts = _ints(row.tokens), _ints(row.sources), _ints(row.sequence_starts)
-        for start, end in itertools.pairwise(starts):
-            inside = np.flatnonzero((sources >= start) & (sources < end))
-            if len(inside):
-                sequences.append(TrainedSequence(tokens[start:end], sources[inside] - start, seen + inside))
-        seen += len(sources)
+        branches += _branches(row, first_branch=len(branches), first_occurrence=seen)
+        seen += len(row.sources)
         columns.append(
             (
-                _ints(row.targets),
+                ints(row.targets),
                 _floats(row.engine_logprobs),
                 _floats(row.temperatures),
                 _floats(row.weights),
@@ -79,43 +79,48 @@ def read_rows(
                 _is_current(row, version),
             )
         )
-    return sequences, Occurrences(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
+    return branches, Occurrences(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
+
+
+def _branches(row: PackedRow, *, first_branch: int, first_occurrence: int) -> list[Branch]:
+    of_row = RowBranches.of(row)
+    tokens, sources, positions = ints(row.tokens), ints(row.sources), ints(row.positions)
+    segments = of_row.segment_of(sources)
+    order = np.argsort(segments, kind="stable")
+    splits = np.searchsorted(segments[order], np.arange(len(of_row.starts)))
+    branches = []
+    for segment, (start, end) in enumerate(itertools.pairwise(of_row.starts.tolist())):
+        above = of_row.ancestors(segment)
+        inside = order[splits[segment] : splits[segment + 1]]
+        branches.append(
+            Branch(
+                tokens=tokens[start:end],
+                parent=first_branch + int(of_row.segment_of(above[-1:, 1] - 1)[0]) if len(above) else -1,
+                depth=int(positions[start]),
+                sources=positions[sources[inside]] + 1,
+                occurrences=first_occurrence + inside,
+            )
+        )
+    return branches
 
 
 def _is_current(row: PackedRow, version: PolicyVersion | None) -> npt.NDArray[np.bool_]:
     intervals = zip(row.first_versions, row.last_versions, strict=True)
     of_call = np.array([first == last == version for first, last in intervals], dtype=np.bool_)
-    return of_call[_ints(row.call_ordinals)]
-
-
-def _ints(column: TokenColumn) -> Ints:
-    return np.frombuffer(column.data, "<i4").astype(np.int64)
+    return of_call[ints(row.call_ordinals)]
 
 
 def _floats(column: FloatColumn) -> Floats:
     return np.frombuffer(column.data, "<f4").astype(np.float32)
 
 
-def _cuts(starts: Ints, length: int) -> bool:
-    """The offsets cut the whole row into sequences that are not empty."""
-    return len(starts) > 1 and starts[0] == 0 and starts[-1] == length and bool((np.diff(starts) > 0).all())
-
-
-def _counted(starts: Ints) -> Ints:
-    """Positions from 0 in each sequence."""
-    return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
-
-
 def _check(row: PackedRow, vocab_size: int) -> None:
-    starts, sources, tokens = _ints(row.sequence_starts), _ints(row.sources), _ints(row.tokens)
-    ids = np.concatenate([tokens, _ints(row.targets)])
-    ordinals, weights = _ints(row.call_ordinals), _floats(row.weights)
+    sources, tokens = ints(row.sources), ints(row.tokens)
+    ids = np.concatenate([tokens, ints(row.targets)])
+    ordinals, weights = ints(row.call_ordinals), _floats(row.weights)
     trained = weights > 0
-    is_cut = _cuts(starts, len(tokens))
     problems = {
-        "sequence_starts do not cut the whole row": not is_cut,
-        "positions do not count from 0 in each sequence": is_cut
-        and not np.array_equal(_ints(row.positions), _counted(starts)),
+        **_wrong_branches(row),
         "a source lies outside the row": not ((sources >= 0) & (sources < len(tokens))).all(),
         f"a token id is outside the vocabulary of {vocab_size}": not ((ids >= 0) & (ids < vocab_size)).all(),
         "a call ordinal has no call": not ((ordinals >= 0) & (ordinals < len(row.call_ids))).all(),
@@ -129,3 +134,22 @@ def _check(row: PackedRow, vocab_size: int) -> None:
     found = [name for name, is_wrong in problems.items() if is_wrong]
     if found:
         raise TrainerError(f"batch {row.batch_number} row {row.index}: {'; '.join(found)}")
+
+
+def _wrong_branches(row: PackedRow) -> dict[str, bool]:
+    """What can be wrong with segments and ancestors; later points presume the earlier ones."""
+    starts, counts = ints(row.segment_starts), ints(row.range_counts)
+    size = len(row.tokens)
+    if not (len(starts) > 1 and starts[0] == 0 and starts[-1] == size and (np.diff(starts) > 0).all()):
+        return {"segment_starts do not cut the whole row": True}
+    begins, ends = ints(row.range_starts), ints(row.range_ends)
+    if not ((counts >= 0).all() and counts.sum() == len(begins) == len(ends)):
+        return {"range_counts do not add up to the ancestor ranges": True}
+    if not ((begins >= 0) & (begins < ends) & (ends <= np.repeat(starts[:-1], counts))).all():
+        return {"an ancestor range is empty or does not lie before its segment": True}
+    of_row, positions = RowBranches.of(row), ints(row.positions)
+    above = np.concatenate([[0], np.cumsum(ends - begins)])[of_row.splits]
+    counted = np.arange(size) - np.repeat(starts[:-1] - np.diff(above), np.diff(starts))
+    if not np.array_equal(positions, counted):
+        return {"positions do not count on from each segment's ancestors": True}
+    return {"ancestor ranges are not one branch": not all(map(of_row.is_branch, range(len(counts))))}

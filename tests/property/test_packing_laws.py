@@ -17,7 +17,9 @@ from schemas.batches import Builder
 from schemas.groups import ScoredGroup
 from schemas.tasks import Estimator
 from tests.property.session_scripts import LAWS, scripts
-from tests.unit.core.occurrences import live_group, trained_in
+from tests.unit.core.occurrences import live_group, prefixes_in, trained_in
+
+BUILDERS: list[Builder] = ["per_request", "prefix_merging", "prefix_tree"]
 
 
 @st.composite
@@ -63,8 +65,7 @@ def expected(made: list[ScoredGroup], row_tokens: int) -> tuple[Counter[object],
 @given(groups(), st.sampled_from([4, 9, 64]))
 def test_nothing_is_lost_or_doubled_and_rows_fit(made: list[ScoredGroup], row_tokens: int) -> None:
     found, cut = expected(made, row_tokens)
-    builders: list[Builder] = ["per_request", "prefix_merging"]
-    for builder in builders:
+    for builder in BUILDERS:
         batch = packed(made, builder, row_tokens)
         assert trained_in(batch.rows) == found
         assert {item.id for item in batch.truncated} == set(cut)
@@ -79,8 +80,7 @@ def test_nothing_is_lost_or_doubled_and_rows_fit(made: list[ScoredGroup], row_to
 @LAWS
 @given(groups(), st.sampled_from([9, 64]))
 def test_each_rollout_has_one_share_however_it_is_packed(made: list[ScoredGroup], row_tokens: int) -> None:
-    builders: list[Builder] = ["per_request", "prefix_merging"]
-    for builder in builders:
+    for builder in BUILDERS:
         batch = packed(made, builder, row_tokens)
         shares: dict[str, float] = defaultdict(float)
         each: dict[str, set[float]] = defaultdict(set)
@@ -102,9 +102,10 @@ def test_each_rollout_has_one_share_however_it_is_packed(made: list[ScoredGroup]
 @LAWS
 @given(groups())
 def test_packing_is_deterministic_to_the_byte(made: list[ScoredGroup]) -> None:
-    first, second = packed(made, "prefix_merging", 16), packed(made, "prefix_merging", 16)
-    assert [encode(row) for row in first.rows] == [encode(row) for row in second.rows]
-    assert first.metrics == second.metrics
+    for builder in BUILDERS:
+        first, second = packed(made, builder, 16), packed(made, builder, 16)
+        assert [encode(row) for row in first.rows] == [encode(row) for row in second.rows]
+        assert first.metrics == second.metrics
 
 
 @LAWS
@@ -127,11 +128,32 @@ def test_merging_computes_no_more_sequences_than_leaves(made: list[ScoredGroup])
     sequences = [
         tuple(row.tokens.tolist()[start:end])
         for row in batch.rows
-        for start, end in itertools.pairwise(row.sequence_starts.tolist())
+        for start, end in itertools.pairwise(row.segment_starts.tolist())
     ]
     assert Counter(sequences) == Counter(end[1] for end in leaves)
     prefixes = {(group, path[:size]) for group, path in leaves for size in range(1, len(path) + 1)}
     assert batch.metrics["unique_tokens"] == len(prefixes)
+
+
+@LAWS
+@given(groups(), st.sampled_from([9, 16, 10_000]))
+def test_a_tree_row_holds_each_prefix_once(made: list[ScoredGroup], row_tokens: int) -> None:
+    batch = packed(made, "prefix_tree", row_tokens)
+    computed = 0
+    for row in batch.rows:
+        of_group: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+        prefixes = prefixes_in(row)
+        for source, ordinal in zip(row.sources, row.call_ordinals, strict=True):
+            group_id = row.call_ids[ordinal].partition("/")[0]
+            of_group[group_id] |= {prefixes[source][:size] for size in range(1, len(prefixes[source]) + 1)}
+        computed += len(prefixes)
+        assert len(prefixes) <= sum(map(len, of_group.values())) + len(row.segment_starts) - 1
+    assert batch.metrics["computed_tokens"] == computed
+    repeated = batch.metrics["repeated_ancestor_tokens"]
+    assert repeated == computed - batch.metrics["unique_tokens"]
+    assert computed <= packed(made, "prefix_merging", row_tokens).metrics["computed_tokens"]
+    if row_tokens == 10_000:
+        assert repeated == 0
 
 
 SCORES = st.lists(st.none() | st.floats(-5, 5), max_size=9)

@@ -21,7 +21,7 @@ from tests.property.session_scripts import LAWS, Script, scripts
 from tests.unit.core.call_records import SessionRecords
 from tests.unit.core.occurrences import Occurrence, live_group, trained_in
 
-BUILDERS: list[Builder] = ["per_request", "prefix_merging"]
+BUILDERS: list[Builder] = ["per_request", "prefix_merging", "prefix_tree"]
 
 
 def stitched(script: Script) -> Trajectory:

@@ -17,17 +17,32 @@ def trained_in(rows: Iterable[PackedRow]) -> Counter[Occurrence]:
     """Every occurrence of the rows with the causal prefix that a trainer would see."""
     found: Counter[Occurrence] = Counter()
     for row in rows:
-        tokens, starts, positions = row.tokens.tolist(), row.sequence_starts.tolist(), row.positions.tolist()
+        prefixes = prefixes_in(row)
+        assert list(row.sources) == sorted(row.sources)
         for source, target, logprob, ordinal, index in zip(
             row.sources, row.targets, row.engine_logprobs, row.call_ordinals, row.call_indexes, strict=True
         ):
-            start = max(each for each in starts[:-1] if each <= source)
-            end = min(each for each in starts[1:] if each > source)
-            assert source + 1 < end, "the target lies in the same sequence"
-            assert tokens[source + 1] == target
-            assert positions[source] == source - start
-            found[row.call_ids[ordinal], index, tuple(tokens[start : source + 1]), target, logprob] += 1
+            found[row.call_ids[ordinal], index, prefixes[source], target, logprob] += 1
     return found
+
+
+def prefixes_in(row: PackedRow) -> list[tuple[int, ...]]:
+    """[t] the token at each row offset with all that it attends to, in order: plain loops."""
+    tokens, starts = row.tokens.tolist(), row.segment_starts.tolist()
+    ranges = list(zip(row.range_starts, row.range_ends, strict=True))
+    prefixes: list[tuple[int, ...]] = []
+    for segment, count in enumerate(row.range_counts):
+        above = [at for start, end in ranges[:count] for at in range(start, end)]
+        ranges = ranges[count:]
+        assert all(at < starts[segment] for at in above)
+        for at in range(starts[segment], starts[segment + 1]):
+            seen = [*above, *range(starts[segment], at + 1)]
+            prefixes.append(tuple(tokens[each] for each in seen))
+            assert row.positions[at] == len(seen) - 1
+            if above:
+                assert prefixes[-1][: len(above)] == prefixes[above[-1]]
+    assert not ranges
+    return prefixes
 
 
 def live_group(*trajectories: Trajectory, group_id: str = "t") -> ScoredGroup:

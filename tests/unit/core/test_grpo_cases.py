@@ -78,7 +78,7 @@ def _scored(group: dict[str, Any], rule: AdvantageRule) -> ScoredGroup:
     return state.score(state.seal("complete"), rule)
 
 
-@pytest.mark.parametrize("builder", ["per_request", "prefix_merging"])
+@pytest.mark.parametrize("builder", ["per_request", "prefix_merging", "prefix_tree"])
 @pytest.mark.parametrize("case", cases("grpo", given="groups"))
 def test_advantages_shares_and_loss(case: Case, builder: Builder) -> None:
     given, expect = case["given"], case["expect"]

@@ -110,7 +110,7 @@ def test_a_call_listed_as_aborted_explains_its_raw_answer() -> None:
         ({"tokens": [9, 2, 3, 10, 11, 4, 12, 13]}, 4),
         ({"engine_logprobs": [-1.0, -1.1, -1.2, -1.25]}, 1),
         ({"sources": [2, 3, 5, 5]}, 1),
-        ({"sequence_starts": [0, 5, 8]}, 2),
+        ({"segment_starts": [0, 5, 8], "range_counts": [0, 0]}, 2),
         ({"call_indexes": [0, 1, 0, 7]}, 1),
     ],
 )

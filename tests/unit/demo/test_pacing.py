@@ -44,6 +44,8 @@ def batch(
         row_tokens=1,
         row_count=0,
         rows_digest="",
+        row_lengths=(),
+        row_pairs=(),
         live_rollouts=1,
         trained_tokens=0,
         mean_reward=reward,
