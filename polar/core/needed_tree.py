@@ -5,6 +5,7 @@ head of a run, a whole run where anything below it is covered.
 """
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from polar.core.prefix_tree import TreePaths
@@ -47,6 +48,17 @@ class NeededTree:
     def place(self, node: int) -> Place:
         """Where the path that ends with a node ends."""
         return self.runs[node], self.lengths[node]
+
+    def covered(self, nodes: Iterable[int], *, above: int = -1, but: AbstractSet[int] = frozenset()) -> set[int]:
+        """The nodes on the paths down to `nodes`, those below `above` and not in `but`, which holds
+        whole paths."""
+        found: set[int] = set()
+        for node in nodes:
+            at = node
+            while at != above and at >= 0 and at not in found and at not in but:
+                found.add(at)
+                at = self.parents[at]
+        return found
 
     def first_leaves(self) -> list[int]:
         """[n] the first leaf at or below each node."""

@@ -1,175 +1,160 @@
-"""Parts of many trees → rows of a token budget: few rows, nearly all of them full.
+"""A tree of a whole batch → rows of a token budget: few tokens computed, few rows.
 
-Parts are packed whole first, which repeats nothing. Then rows are dissolved: the parts of one are
-dealt out to the gaps in the others, split where they fork. Every split repeats ancestors, so the row whose
-parts repeat the fewest goes first, and no more than MAX_REPEATED of all tokens are spent.
+The tree is cut with the least repeated ancestors (polar.core.tree_cutting) and the parts are packed
+whole. Then rows are given up, one after the other: the branches of one are laid into the gaps of the others,
+whole where they fit, else some here and some there. That may repeat ancestors, so the row goes whose
+branches repeat the fewest, and at most MAX_REPEATED of all tokens are spent: a row that is not full
+leaves ranks idle, a repeated token costs for sure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from polar.core.bin_filling import fill_bins, fullest
 from polar.core.needed_tree import NeededTree
-from polar.core.tree_cutting import Part
+from polar.core.tree_cutting import Part, cut
 
 MAX_REPEATED = 0.01
-"""Tokens that may be repeated to fill rows, as a share of all: padding costs a trainer less than
-tokens that it computes, but rows that are not full leave ranks idle."""
-_CANDIDATES = 16
-"""Rows that are tried, for each one that is dissolved."""
+"""Tokens that may be repeated for the sake of fewer rows, as a share of all."""
+_UNIT = 4
+"""A branch of at most the budget divided by this is never split."""
+_CANDIDATES = 24
+"""Rows that are tried for each one that is given up."""
+
+
+def fill_rows(tree: NeededTree, budget: int) -> list[Part]:
+    """Rows of at most `budget` tokens, each leaf in one; a longer path has a row for itself."""
+    parts = cut(tree, budget)
+    bins = fill_bins([part.tokens for part in parts], budget)
+    rows = [
+        Part(
+            sorted(leaf for index in members for leaf in parts[index].leaves),
+            sum(parts[index].tokens for index in members),
+        )
+        for members in bins
+    ]
+    return _Gaps(tree, budget, rows).fill()
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A part of one tree of a batch."""
+class _Branch:
+    """Leaves of one row that stay together."""
 
-    tree: int
-    part: Part
-
-
-def fill_rows(trees: Sequence[NeededTree], shares: Sequence[Share], budget: int) -> list[list[Share]]:
-    """The shares by row, at most `budget` tokens each; a row has one share of a tree at most.
-
-    A share above the budget gets a row of its own.
-    """
-    bins = fill_bins([share.part.tokens for share in shares], budget)
-    rows = [[shares[index] for index in members] for members in bins]
-    allowance = int(MAX_REPEATED * sum(share.part.tokens for share in shares))
-    while True:
-        total = sum(share.part.tokens for row in rows for share in row)
-        if len(rows) <= -(-total // budget):
-            break
-        found = _cheapest_dissolution(trees, rows, budget, allowance)
-        if found is None:
-            break
-        rows, extra = found
-        allowance -= extra
-    return [_one_share_a_tree(trees, row) for row in rows]
+    leaves: tuple[int, ...]
+    tokens: int
+    """Below the fork that it leaves."""
 
 
-def _cheapest_dissolution(
-    trees: Sequence[NeededTree], rows: list[list[Share]], budget: int, allowance: int
-) -> tuple[list[list[Share]], int] | None:
-    """(rows without one of them, tokens repeated for it)."""
-    free = [budget - sum(share.part.tokens for share in row) for row in rows]
-    widest = max(free)
-    costs = []
-    for index, row in enumerate(rows):
-        if budget - free[index] <= sum(free) - free[index]:
-            splits = [share.part.tokens // max(1, widest) * _stem(trees, share) for share in row]
-            costs.append((sum(splits), free[index], index))
-    best: tuple[int, int, list[tuple[int, Share]]] | None = None
-    for _, _, index in sorted(costs)[:_CANDIDATES]:
-        dealt = _deal_out(trees, rows[index], {at: room for at, room in enumerate(free) if at != index})
-        if dealt is not None:
-            moves, extra = dealt
-            if extra <= allowance and (best is None or extra < best[0]):
-                best = extra, index, moves
-    if best is None:
-        return None
-    extra, index, moves = best
-    kept = [list(row) for row in rows]
-    for at, share in moves:
-        kept[at].append(share)
-    del kept[index]
-    return kept, extra
+class _Gaps:
+    """Rows, and the room that is left in them."""
 
+    def __init__(self, tree: NeededTree, budget: int, rows: list[Part]) -> None:
+        self._tree = tree
+        self._budget = budget
+        self._rows = rows
+        self._covered = [tree.covered(row.leaves) for row in rows]
+        self._head_of = _heads(tree, budget // _UNIT)
 
-def _deal_out(
-    trees: Sequence[NeededTree], row: Sequence[Share], free: dict[int, int]
-) -> tuple[list[tuple[int, Share]], int] | None:
-    """(share by the row that it moves to, repeated tokens), or None where it does not fit."""
-    moves: list[tuple[int, Share]] = []
-    extra = 0
-    for share in sorted(row, key=lambda share: -share.part.tokens):
-        left = share
-        while True:
-            holding = [(room, at) for at, room in free.items() if room >= left.part.tokens]
-            if holding:
-                _, at = min(holding)
-                moves.append((at, left))
-                free[at] -= left.part.tokens
+    def fill(self) -> list[Part]:
+        """The rows that are left when none can be given up any more."""
+        tokens = sum(row.tokens for row in self._rows)
+        allowed = int(tokens * (1 + MAX_REPEATED))
+        while len(self._rows) > -(-tokens // self._budget):
+            found = self._cheapest(allowed - tokens)
+            if found is None:
                 break
-            room, at = max((room, -at) for at, room in free.items())
-            at = -at
-            split = _split(trees[left.tree], left.part, room)
-            if split is None:
-                return None
-            taken, rest = split
-            moves.append((at, Share(left.tree, taken)))
-            free[at] -= taken.tokens
-            extra += taken.tokens + rest.tokens - left.part.tokens
-            left = Share(left.tree, rest)
-    return moves, extra
+            index, gains = found
+            for at, leaves in gains.items():
+                self._covered[at] |= self._tree.covered(leaves)
+                self._rows[at] = self._part([*self._rows[at].leaves, *leaves], self._covered[at])
+            del self._rows[index], self._covered[index]
+            tokens = sum(row.tokens for row in self._rows)
+        return self._rows
+
+    def _part(self, leaves: Iterable[int], covered: Iterable[int]) -> Part:
+        return Part(sorted(leaves), sum(self._tree.lengths[node] for node in covered))
+
+    def _cheapest(self, allowance: int) -> tuple[int, dict[int, list[int]]] | None:
+        """(row to give up, what others take of it), for at most so many tokens more."""
+        room = sum(max(0, self._budget - row.tokens) for row in self._rows)
+        costs = []
+        for index, row in enumerate(self._rows):
+            if row.tokens <= room - max(0, self._budget - row.tokens):
+                costs.append((self._estimate(index), index))
+        best: tuple[int, int, dict[int, list[int]]] | None = None
+        for _, index in sorted(costs)[:_CANDIDATES]:
+            dealt = self._deal_out(index)
+            if dealt is not None:
+                more = dealt[0] - self._rows[index].tokens
+                if more <= allowance and (best is None or more < best[0]):
+                    best = more, index, dealt[1]
+        return None if best is None else best[1:]
+
+    def _estimate(self, index: int) -> int:
+        """Grows with what is repeated if the branches of a row are dealt out."""
+        branches = self._branches(index)
+        return sum(self._above(fork) * branch.tokens for fork, found in branches.items() for branch in found)
+
+    def _above(self, fork: int) -> int:
+        return self._tree.end(fork) if fork >= 0 else 0
+
+    def _branches(self, index: int) -> dict[int, list[_Branch]]:
+        """The branches of a row by the fork (node, or -1) that they leave."""
+        by_head: dict[int, list[int]] = {}
+        for leaf in self._rows[index].leaves:
+            by_head.setdefault(self._head_of[leaf], []).append(leaf)
+        found: dict[int, list[_Branch]] = {}
+        for head, leaves in by_head.items():
+            fork = self._tree.parents[head]
+            inside = self._tree.covered(leaves, above=fork)
+            tokens = sum(self._tree.lengths[node] for node in inside)
+            found.setdefault(fork, []).append(_Branch(tuple(leaves), tokens))
+        return found
+
+    def _deal_out(self, index: int) -> tuple[int, dict[int, list[int]]] | None:
+        """(tokens that others compute more, the leaves that each takes), or None: no room."""
+        left = self._branches(index)
+        gains: dict[int, list[int]] = {}
+        used = 0
+        gaps = [(self._budget - row.tokens, -at) for at, row in enumerate(self._rows) if at != index]
+        for room, at in sorted(gaps, reverse=True):
+            while left:
+                taken, fork, tokens = self._best_filling(left, -at, room)
+                if not taken:
+                    break
+                gains.setdefault(-at, []).extend(leaf for branch in taken for leaf in branch.leaves)
+                room -= tokens
+                used += tokens
+                left[fork] = [branch for branch in left[fork] if branch not in taken]
+                left = {each: branches for each, branches in left.items() if branches}
+        return None if left else (used, gains)
+
+    def _best_filling(
+        self, left: dict[int, list[_Branch]], at: int, room: int
+    ) -> tuple[list[_Branch], int, int]:
+        """(branches of one fork, the fork, tokens): what fills a gap best."""
+        best: tuple[list[_Branch], int, int] = [], -1, 0
+        most = 0
+        for fork, branches in left.items():
+            missing = self._tree.covered([fork], but=self._covered[at]) if fork >= 0 else set()
+            stem = sum(self._tree.lengths[node] for node in missing)
+            taken = [branches[each] for each in fullest([branch.tokens for branch in branches], room - stem)]
+            tokens = sum(branch.tokens for branch in taken)
+            if tokens > most:
+                most = tokens
+                best = taken, fork, tokens + stem
+        return best
 
 
-def _split(tree: NeededTree, part: Part, room: int) -> tuple[Part, Part] | None:
-    """The branches at the part's first fork that fill `room` best, and the others."""
-    stem, branches = _fork(tree, part)
-    taken = fullest([branch.tokens for branch in branches], room - stem)
-    if not taken:
-        return None
-    gone = set(taken)
-    return (
-        _rejoin(stem, [branches[index] for index in taken]),
-        _rejoin(stem, [branch for index, branch in enumerate(branches) if index not in gone]),
-    )
-
-
-def _rejoin(stem: int, branches: Sequence[Part]) -> Part:
-    return Part(
-        sorted(leaf for branch in branches for leaf in branch.leaves),
-        stem + sum(branch.tokens for branch in branches),
-    )
-
-
-def _stem(trees: Sequence[NeededTree], share: Share) -> int:
-    return _fork(trees[share.tree], share.part)[0]
-
-
-def _fork(tree: NeededTree, part: Part) -> tuple[int, list[Part]]:
-    """(tokens that all leaves of a part share, its branches below; one branch: cannot be split)."""
-    if len(part.leaves) == 1:
-        return 0, [part]
-    covered = sorted(_covered(tree, part.leaves))
-    leaves = set(part.leaves)
-    below = {node: int(node in leaves) for node in covered}
-    """Leaves of the part at or below a node."""
-    for node in reversed(covered):
+def _heads(tree: NeededTree, tokens: int) -> list[int]:
+    """[nodes] the topmost node at or above it whose whole branch is at most `tokens` large; itself
+    without one."""
+    sizes = list(tree.lengths)
+    for node in range(len(tree) - 1, -1, -1):
         if tree.parents[node] >= 0:
-            below[tree.parents[node]] += below[node]
-    # A parent has a smaller number than its children: the last of those that hold all leaves.
-    fork = max(node for node in covered if below[node] == len(leaves))
-    branches: dict[int, Part] = {}
-    branch_of: dict[int, int] = {}
-    for node in covered:
-        if node > fork:
-            branch = branch_of[node] = branch_of.get(tree.parents[node], node)
-            found = branches.setdefault(branch, Part([], 0))
-            found.tokens += tree.lengths[node]
-            found.leaves += [node] * (node in leaves)
-    return tree.end(fork), list(branches.values())
-
-
-def _covered(tree: NeededTree, leaves: Iterable[int]) -> set[int]:
-    """The nodes on the paths of some leaves."""
-    nodes: set[int] = set()
-    for leaf in leaves:
-        node = leaf
-        while node >= 0 and node not in nodes:
-            nodes.add(node)
-            node = tree.parents[node]
-    return nodes
-
-
-def _one_share_a_tree(trees: Sequence[NeededTree], row: Sequence[Share]) -> list[Share]:
-    """Shares of one tree in one row become one: what they have in common is there once."""
-    joined: dict[int, list[int]] = {}
-    for share in row:
-        joined.setdefault(share.tree, []).extend(share.part.leaves)
-    found = []
-    for at, leaves in joined.items():
-        tree = trees[at]
-        tokens = sum(tree.lengths[node] for node in _covered(tree, leaves))
-        found.append(Share(at, Part(sorted(leaves), tokens)))
-    return found
+            sizes[tree.parents[node]] += sizes[node]
+    heads = list(range(len(tree)))
+    for node, parent in enumerate(tree.parents):
+        if parent >= 0 and sizes[heads[parent]] <= tokens:
+            heads[node] = heads[parent]
+    return heads
