@@ -56,9 +56,10 @@ class BatchManifest(Event):
     mean_reward: float | None = None
     """Mean score of the scored members of `groups`."""
     metrics: dict[str, float | dict[str, float]] = {}
-    """unique_tokens: distinct (prefix, token) pairs of a group that are trained or lie before one that
-    is; naive_tokens: the same call by call; computed_tokens: tokens of the rows;
-    repeated_ancestor_tokens: computed beyond unique; row_fill: computed / (rows x row_tokens); …"""
+    """unique_tokens: distinct (prefix, token) pairs on trained paths, summed over the groups; of them
+    common_tokens are in several groups; naive_tokens: the same call by call; computed_tokens: tokens
+    of the rows; repeated_ancestor_tokens: those that are in a row again, computed_tokens -
+    (unique_tokens - common_tokens); row_fill: computed_tokens / (row_count * row_tokens); …"""
     algorithm: str
 
 

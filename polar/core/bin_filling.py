@@ -75,7 +75,9 @@ def _exact(weights: Sequence[int], indexes: Sequence[int], room: int) -> list[in
     return sorted(taken)
 
 
-def _fullest_bins(weights: Sequence[int], order: Sequence[int], room: int, seed: float | None, first: int) -> Bins:
+def _fullest_bins(
+    weights: Sequence[int], order: Sequence[int], room: int, seed: float | None, first: int
+) -> Bins:
     """Bin after bin: one weight, and the fullest filling with others.
 
     The first bin begins with number `first` of `order` (largest first), the next ones with the one at

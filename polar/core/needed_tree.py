@@ -49,7 +49,9 @@ class NeededTree:
         """Where the path that ends with a node ends."""
         return self.runs[node], self.lengths[node]
 
-    def covered(self, nodes: Iterable[int], *, above: int = -1, but: AbstractSet[int] = frozenset()) -> set[int]:
+    def covered(
+        self, nodes: Iterable[int], *, above: int = -1, but: AbstractSet[int] = frozenset()
+    ) -> set[int]:
         """The nodes on the paths down to `nodes`, those below `above` and not in `but`, which holds
         whole paths."""
         found: set[int] = set()

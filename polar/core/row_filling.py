@@ -117,7 +117,8 @@ class _Gaps:
         gains: dict[int, list[int]] = {}
         used = 0
         gaps = [(self._budget - row.tokens, -at) for at, row in enumerate(self._rows) if at != index]
-        for room, at in sorted(gaps, reverse=True):
+        for gap, at in sorted(gaps, reverse=True):
+            room = gap
             while left:
                 taken, fork, tokens = self._best_filling(left, -at, room)
                 if not taken:

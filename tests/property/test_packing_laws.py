@@ -120,40 +120,37 @@ def test_merging_computes_no_more_sequences_than_leaves(made: list[ScoredGroup])
             if group.live and call.untrainable is None and trained:
                 path = paths.path(call.end_run, call.end_offset).tolist()
                 ends.add((group.group_id, tuple(path[: call.prompt_tokens + trained[-1] + 1])))
-    leaves = [
-        end
-        for end in ends
-        if not any(o != end and o[0] == end[0] and o[1][: len(end[1])] == end[1] for o in ends)
-    ]
+    paths_of_all = {path for _, path in ends}
+    leaves = [p for p in paths_of_all if not any(o != p and o[: len(p)] == p for o in paths_of_all)]
     sequences = [
         tuple(row.tokens.tolist()[start:end])
         for row in batch.rows
         for start, end in itertools.pairwise(row.segment_starts.tolist())
     ]
-    assert Counter(sequences) == Counter(end[1] for end in leaves)
-    prefixes = {(group, path[:size]) for group, path in leaves for size in range(1, len(path) + 1)}
-    assert batch.metrics["unique_tokens"] == len(prefixes)
+    assert Counter(sequences) == Counter(leaves)
+    in_groups = {(group, path[:size]) for group, path in ends for size in range(1, len(path) + 1)}
+    in_all = {path[:size] for path in leaves for size in range(1, len(path) + 1)}
+    assert batch.metrics["unique_tokens"] == len(in_groups)
+    assert batch.metrics["common_tokens"] == len(in_groups) - len(in_all)
+    assert batch.metrics["repeated_ancestor_tokens"] == sum(map(len, leaves)) - len(in_all)
 
 
 @LAWS
 @given(groups(), st.sampled_from([9, 16, 10_000]))
 def test_a_tree_row_holds_each_prefix_once(made: list[ScoredGroup], row_tokens: int) -> None:
     batch = packed(made, "prefix_tree", row_tokens)
-    computed = 0
+    distinct: set[tuple[int, ...]] = set()
     for row in batch.rows:
-        of_group: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         prefixes = prefixes_in(row)
-        for source, ordinal in zip(row.sources, row.call_ordinals, strict=True):
-            group_id = row.call_ids[ordinal].partition("/")[0]
-            of_group[group_id] |= {prefixes[source][:size] for size in range(1, len(prefixes[source]) + 1)}
-        computed += len(prefixes)
-        assert len(prefixes) <= sum(map(len, of_group.values())) + len(row.segment_starts) - 1
+        assert len(prefixes) == len(set(prefixes))
+        distinct |= set(prefixes)
+    computed = sum(len(row.tokens) for row in batch.rows)
     assert batch.metrics["computed_tokens"] == computed
-    repeated = batch.metrics["repeated_ancestor_tokens"]
-    assert repeated == computed - batch.metrics["unique_tokens"]
+    assert batch.metrics["repeated_ancestor_tokens"] == computed - len(distinct)
     assert computed <= packed(made, "prefix_merging", row_tokens).metrics["computed_tokens"]
     if row_tokens == 10_000:
-        assert repeated == 0
+        assert computed == len(distinct)
+        assert len(batch.rows) <= 1
 
 
 SCORES = st.lists(st.none() | st.floats(-5, 5), max_size=9)

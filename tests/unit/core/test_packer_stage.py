@@ -23,7 +23,7 @@ from tests.unit.core.feed import Feed
 from tests.unit.core.occurrences import live_group
 
 TOPICS = (GROUPS, BATCHES, POLICIES)
-RULE = BatchRule(policy="policy", groups_per_batch=2, row_tokens=8, max_staleness=1)
+RULE = BatchRule(policy="policy", groups_per_batch=2, row_tokens=4, max_staleness=1)
 
 
 def group(name: str, *, step: int = 1, live: bool = True, policy: str = "policy") -> ScoredGroup:

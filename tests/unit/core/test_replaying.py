@@ -2,6 +2,8 @@
 
 from random import Random
 
+import pytest
+
 from polar.core.batching import BatchRule
 from polar.core.grouper_stage import TOPICS, GrouperCore
 from polar.core.packer_stage import PackerCore
@@ -9,7 +11,7 @@ from polar.core.replaying import ReplayOptions, batches_digest, replay
 from polar.core.stage import LogRecord
 from polar.core.stitcher_stage import StitcherCore
 from schemas.base import Event
-from schemas.batches import BatchManifest, PackedRow
+from schemas.batches import BatchManifest, Builder, PackedRow
 from schemas.columns import FloatColumn
 from schemas.group_events import GroupMember, GroupMembersFixed, GroupOpened
 from schemas.groups import ScoredGroup
@@ -114,11 +116,12 @@ def test_outside_rewards_change_scores_and_rows_and_no_tree() -> None:
     assert again.batches[0].rows[0].advantages != faithful.batches[0].rows[0].advantages
 
 
-def test_another_builder_keeps_what_is_trained() -> None:
+@pytest.mark.parametrize("builder", ["per_request", "prefix_merging", "prefix_tree"])
+def test_another_builder_keeps_what_is_trained(builder: Builder) -> None:
     records = recorded()
-    again = replay(records, ReplayOptions(builder="per_request", row_tokens=100))
+    again = replay(records, ReplayOptions(builder=builder, row_tokens=100))
     (batch,) = again.batches
-    assert (batch.manifest.builder, batch.manifest.row_tokens) == ("per_request", 100)
+    assert (batch.manifest.builder, batch.manifest.row_tokens) == (builder, 100)
     assert batch.manifest.trained_tokens == replay(records).batches[0].manifest.trained_tokens
 
 

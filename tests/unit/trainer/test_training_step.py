@@ -1,6 +1,5 @@
 """One optimizer step: its gradient against autograd on transformers, and what it must not depend on."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +13,17 @@ from polar.settings import TrainerSettings
 from polar.trainer.backend import MegatronBackend, StepCancelledError
 from polar.trainer.hf_weights import to_megatron
 from polar.trainer.step import train_step
-from schemas.batches import PackedRow
+from schemas.batches import Builder, PackedRow
 from schemas.columns import FloatColumn, TokenColumn
 from schemas.policies import PolicyVersion
+from tests.unit.core.occurrences import prefixes_in
 from tests.unit.trainer.hand_batches import BASE, batch, row
 
 pytestmark = pytest.mark.torch
 
 OTHER = PolicyVersion(lineage="run-b", step=4)
 UNCLIPPED = {"grad_clip": 1e9}
+BUILDERS: list[Builder] = ["per_request", "prefix_merging", "prefix_tree"]
 
 
 def gradients(folder: Path, settings: TrainerSettings, rows: Sequence[PackedRow]):
@@ -40,29 +41,28 @@ def assert_equal_gradients(left, right) -> None:
         assert float((left[name] - right[name]).abs().max()) < 1e-5 * scale, name
 
 
+@pytest.mark.parametrize("builder", BUILDERS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_gradient_equals_autograd_on_transformers(settings: TrainerSettings, tiny_folder: Path) -> None:
+def test_gradient_equals_autograd_on_transformers(
+    builder: Builder, settings: TrainerSettings, tiny_folder: Path
+) -> None:
+    """The reference runs each prefix on its own and knows neither rows nor segments."""
     from transformers import AutoModelForCausalLM
 
     settings = settings.model_copy(update=UNCLIPPED)
-    _, rows = batch(0, 1, 2)
+    _, rows = batch(0, 1, 2, builder=builder)
     found, metrics = gradients(tiny_folder, settings, rows)
 
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
     loss = torch.zeros(())
     for packed in rows:
-        starts = packed.sequence_starts.tolist()
-        for begin, end in itertools.pairwise(starts):
-            tokens = packed.tokens[begin:end].tolist()
-            logits = model(torch.tensor([tokens])).logits[0]
-            for i, source in enumerate(packed.sources):
-                if begin <= source < end:
-                    new = torch.log_softmax(logits[source - begin] / packed.temperatures[i], -1)[
-                        packed.targets[i]
-                    ]
-                    truncated = min(math.exp(float(new.detach()) - packed.engine_logprobs[i]), 2.0)
-                    ratio = torch.exp(new - new.detach())
-                    loss = loss - packed.weights[i] * truncated * ratio * packed.advantages[i]
+        prefixes = prefixes_in(packed)
+        for i, source in enumerate(packed.sources):
+            logits = model(torch.tensor([prefixes[source]])).logits[0, -1]
+            new = torch.log_softmax(logits / packed.temperatures[i], -1)[packed.targets[i]]
+            truncated = min(math.exp(float(new.detach()) - packed.engine_logprobs[i]), 2.0)
+            ratio = torch.exp(new - new.detach())
+            loss = loss - packed.weights[i] * truncated * ratio * packed.advantages[i]
     loss.backward()
     names = load_file(tiny_folder / "model.safetensors").keys()
     expected = to_megatron({n: model.get_parameter(n).grad for n in names}, _shape(tiny_folder))
@@ -78,20 +78,33 @@ def _shape(folder: Path):
     return ModelShape.from_folder(folder)
 
 
-def test_packing_order_and_row_size_change_nothing(settings: TrainerSettings, tiny_folder: Path) -> None:
+def test_builder_order_and_row_size_change_nothing(settings: TrainerSettings, tiny_folder: Path) -> None:
     settings = settings.model_copy(update=UNCLIPPED)
     _, merged = batch(0, 3, 4, 5, builder="prefix_merging", row_tokens=4096)
     _, single = batch(0, 3, 4, 5, builder="per_request", row_tokens=48)
-    assert len(merged) == 1
+    _, tree = batch(0, 3, 4, 5, builder="prefix_tree", row_tokens=4096)
+    _, cut = batch(0, 3, 4, 5, builder="prefix_tree", row_tokens=48)
+    assert len(merged) == len(tree) == 1
     assert len(single) > 5
+    assert len(cut) > 3
+    assert any(each.range_starts for each in cut)
     whole, metrics = gradients(tiny_folder, settings, merged)
-    for rows in (single, single[::-1]):
+    for rows in (single, single[::-1], tree, cut, cut[::-1]):
         found, other = gradients(tiny_folder, settings, rows)
         assert_equal_gradients(whole, found)
         for name in ("loss", "grad_norm", "max_logprob_gap", "mean_logprob_gap", "is_weight_mean"):
             assert other[name] == pytest.approx(metrics[name], rel=1e-4, abs=1e-7), name
         for name in ("trained_tokens", "gap_tokens", "is_capped_share"):
             assert other[name] == metrics[name], name
+
+
+def test_a_tree_row_is_computed_as_it_is(settings: TrainerSettings, tiny_folder: Path) -> None:
+    """What lies in the row once is computed once; the last token of a branch predicts nothing."""
+    manifest, (only,) = batch(0, 3, 4, builder="prefix_tree", row_tokens=4096)
+    metrics = MegatronBackend(tiny_folder, settings).train_batch([only], BASE)
+    leaves = len(only.segment_starts) - 1
+    assert metrics["computed_tokens"] == len(only.tokens) - leaves
+    assert metrics["trained_tokens"] == manifest.trained_tokens
 
 
 @pytest.mark.parametrize("pass_tokens", [1, 40, 90])
@@ -103,7 +116,7 @@ def test_small_passes_change_nothing(pass_tokens: int, settings: TrainerSettings
     found, other = gradients(tiny_folder, small, rows)
     assert metrics["passes"] == 1
     assert other["passes"] > 1
-    assert metrics["computed_tokens"] < other["computed_tokens"] <= metrics["row_tokens"]
+    assert metrics["computed_tokens"] < other["computed_tokens"]
     assert_equal_gradients(whole, found)
     assert other["loss"] == pytest.approx(metrics["loss"], rel=1e-4, abs=1e-6)
 
@@ -211,6 +224,18 @@ def test_a_cancelled_step_changes_nothing(
     assert backend.export(tmp_path / "after") == before
 
 
+def _branched(counts: list[int], ranges: list[tuple[int, int]], positions: list[int]) -> dict[str, object]:
+    """Three tokens in segments of which the last one has these ancestors."""
+    starts = [0, 1, 3] if len(counts) == 2 else [0, 1, 2, 3]
+    return {
+        "segment_starts": TokenColumn(starts),
+        "range_counts": TokenColumn(counts),
+        "range_starts": TokenColumn(start for start, _ in ranges),
+        "range_ends": TokenColumn(end for _, end in ranges),
+        "positions": TokenColumn(positions),
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -218,9 +243,14 @@ def test_a_cancelled_step_changes_nothing(
         ({"tokens": TokenColumn([5, 6, -1])}, "vocabulary"),
         ({"sources": TokenColumn([0, 3])}, "source"),
         ({"sources": TokenColumn([-1, 1])}, "source"),
-        ({"sequence_starts": TokenColumn([0, 2])}, "sequence_starts"),
-        ({"sequence_starts": TokenColumn([0, 2, 2, 3])}, "sequence_starts"),
+        ({"segment_starts": TokenColumn([0, 2])}, "segment_starts"),
+        ({"segment_starts": TokenColumn([0, 2, 2, 3])}, "segment_starts"),
         ({"positions": TokenColumn([0, 1, 3])}, "positions"),
+        ({"range_counts": TokenColumn([1])}, "range_counts"),
+        (_branched([0, 1], [(0, 0)], [0, 1, 1]), "ancestor range is empty"),
+        (_branched([0, 1], [(0, 2)], [0, 1, 2]), "does not lie before its segment"),
+        (_branched([0, 1], [(0, 1)], [0, 0, 1]), "positions"),
+        (_branched([0, 0, 2], [(0, 1), (1, 2)], [0, 0, 2]), "not one branch"),
         ({"call_ordinals": TokenColumn([0, 1])}, "call ordinal"),
         ({"engine_logprobs": FloatColumn([-1.0, math.nan])}, "finite log-prob"),
         ({"advantages": FloatColumn([1.0, math.inf])}, "advantage"),
