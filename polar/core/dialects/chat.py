@@ -31,11 +31,13 @@ class ChatDialect(OpenAiShapes):
         fields = load_object(raw)
         options = read_field(fields, "stream_options", dict, {})
         ids = native_ids(headers)
+        messages = _messages(fields.get("messages"))
+        tools = read_objects(fields.get("tools") or [], "tools")
         return ModelRequest(
             dialect="chat",
             fields=fields,
-            messages=_messages(fields.get("messages")),
-            tools=read_objects(fields.get("tools") or [], "tools"),
+            messages=messages,
+            tools=tools,
             model=read_field(fields, "model", str, ""),
             stream=read_field(fields, "stream", bool, default=False),
             choices=read_choices(fields.get("n"), "n"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from polar.core.dialects.base import AskedTool, CallKind, DialectName, Headers, ModelRequest
+from polar.core.dialects.base import AskedTool, DialectName, Headers, ModelRequest
 from polar.core.dialects.body import RequestError, load_object, read_field
 from polar.core.dialects.canonical import function_tool
 from polar.core.dialects.engine_answer import Captured
@@ -69,7 +69,7 @@ class MessagesDialect:
             digest=digest(raw),
             native_ids=ids,
             thread_id=thread_of(ids),
-            kind=_kind(ids),
+            kind=kind_of(ids),
             notes=(*conversation.notes, *tools.notes),
             asked_tools=tools.asked,
             echoed={"omits_thinking": thinking.get("display") == "omitted"},
@@ -184,12 +184,6 @@ def _native_ids(body: Mapping[str, Any], headers: Headers, conversation: Convers
         else:
             ids["user_id"] = user
     return native_ids(headers, ids)
-
-
-def _kind(ids: Mapping[str, str]) -> CallKind:
-    if "cc_is_subagent=true" in ids.get(BILLING.rstrip(":"), ""):
-        return "subagent"
-    return kind_of(ids)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -20,11 +20,8 @@ _TURN_METADATA = b"x-codex-turn-metadata"
 _TURN_FIELDS = ("request_kind", "turn_id", "parent_thread_id", "window_number")
 _THREADS = ("thread-id", "x-claude-code-agent-id", "x-session-id", "x-claude-code-session-id", "session_id")
 """Who the agent is, the most exact first."""
-_SUBAGENTS = (
-    "x-codex-parent-thread-id",
-    "x-openai-subagent",
-    "x-claude-code-agent-id",
-    "x-parent-session-id",
+_SUBAGENTS = frozenset(
+    {"x-codex-parent-thread-id", "x-openai-subagent", "x-claude-code-agent-id", "x-parent-session-id"}
 )
 _MAX_LENGTH = 256
 """Longer values are no ids."""
@@ -54,10 +51,11 @@ def thread_of(ids: Mapping[str, str]) -> str:
 
 
 def kind_of(ids: Mapping[str, str]) -> CallKind:
-    """What the harness itself says the call is for."""
+    """What the harness itself says the call is for; the rest is told when the session is whole."""
     if ids.get("request_kind") == "compaction":
         return "compaction"
-    return "subagent" if _SUBAGENTS & ids.keys() else "agent"
+    billing = ids.get("x-anthropic-billing-header", "")
+    return "subagent" if _SUBAGENTS & ids.keys() or "cc_is_subagent=true" in billing else "agent"
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:
