@@ -14,7 +14,9 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
+import jinja2.utils
 
 Message = Mapping[str, Any]
 
@@ -22,6 +24,10 @@ _OWN_VARIABLES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversation"}
 )
 """Set by whoever renders, never by a request's template options."""
+
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_PLAIN_TYPES = frozenset({str, jinja2.runtime.LoopContext, jinja2.utils.Namespace})
 
 
 class TemplateError(ValueError):
@@ -48,6 +54,35 @@ class _GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, which decides once per type and name where objects cannot change the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+        )
+        self._is_safe: dict[tuple[type, str], bool] = {}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """A field of a message or a tool without the detour over attributes of dict."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """See the sandbox."""
+        kind = type(obj)
+        if kind not in _PLAIN_TYPES:
+            return super().is_safe_attribute(obj, attr, value)
+        known = self._is_safe.get((kind, attr))
+        if known is None:
+            known = self._is_safe[kind, attr] = super().is_safe_attribute(obj, attr, value)
+        return known
+
+
 class ChatTemplate:
     """One template, compiled."""
 
@@ -55,9 +90,7 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], strftime_now: Callable[[str], str]
     ) -> None:
         """`special_tokens`: `bos_token` and the like, by name. Raises TemplateError."""
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-        )
+        environment = _Environment()
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = strftime_now

@@ -99,6 +99,7 @@ class _Planner:
         self._why_engine = why_engine
         self._marks = HistoryMarks(asked.messages, call_ids=sees_call_ids(renderer))
         self._options = template_options(asked.fields)
+        self._reason = self._local_reason()
         self._tools = _tools_digest(asked.tools, self._options)
         self._known = KnownCall(
             0, None, asked.thread_id, asked.kind, self._marks.system, self._tools, self._marks.whole
@@ -111,7 +112,7 @@ class _Planner:
             self._known.parent = parent.seq
             self._known.thought_before = self._thinks_on(parent, at)
         twin = next((call for call in reversed(twins) if call.trunk is not None), None)
-        if twin is not None and self._local_reason() == "":
+        if twin is not None and not self._reason:
             basis = Basis(twin.seq, twin.prompt_tokens)
             self._known.parent = twin.parent
             self._known.thought_before = twin.thought_before
@@ -158,9 +159,8 @@ class _Planner:
     def _continued(self, relation: Relation, parent: KnownCall, at: int) -> Plan:
         """Splice behind the parent's answer, where that is possible."""
         renderer, options = self._renderer, self._options
-        reason = self._local_reason()
-        if reason or renderer is None or options is None or parent.trunk is None:
-            return self._planned(relation, "engine", why_engine=reason or "ids_unknown")
+        if self._reason or renderer is None or options is None or parent.trunk is None:
+            return self._planned(relation, "engine", why_engine=self._reason or "ids_unknown")
         messages = self._asked.messages
         tools = renderer.tools(self._asked.tools, self._tools)
         try:
@@ -192,9 +192,8 @@ class _Planner:
     def _in_full(self, relation: Relation) -> Plan:
         """A whole rendering: here only where untrusted text needs protection, else by the engine."""
         renderer, options = self._renderer, self._options
-        reason = self._local_reason()
-        if reason or renderer is None or options is None:
-            return self._planned(relation, "engine", why_engine=reason)
+        if self._reason or renderer is None or options is None:
+            return self._planned(relation, "engine", why_engine=self._reason)
         if not renderer.needs_protection(self._asked.messages):
             return self._planned(relation, "engine", why_engine="plain")
         tools = renderer.tools(self._asked.tools, self._tools)

@@ -47,11 +47,15 @@ class HistoryMarks:
         """Name of the messages from the system messages up to message i: for every i that holds an
         answer, for the last few, and for the end."""
         state = hashlib.sha256()
+        update = state.update
+        last = len(messages) - _NAMED_LAST
         for index in range(first, len(messages)):
             message = messages[index]
-            if message["role"] == "assistant" or index >= len(messages) - _NAMED_LAST:
+            if message["role"] == "assistant" or index >= last:
                 self.before[index] = state.copy().digest()[:_MARK_BYTES]
-            _add(state, normal_form(message, call_ids=call_ids))
+            form = normal_form(message, call_ids=call_ids)
+            update(b"%d " % len(form))
+            update(form)
         self.whole: Mark = state.digest()[:_MARK_BYTES]
         """Name of all messages behind the leading system messages."""
 
@@ -70,6 +74,8 @@ def normal_form(message: Message, *, call_ids: bool) -> bytes:
     role = message["role"]
     content = message.get("content") or ""
     is_text = isinstance(content, str)
+    if role == "tool" and is_text and not call_ids:
+        return b"tool\0" + content.encode("utf-8", "surrogatepass")
     if role == "assistant":
         parts = [content.strip().encode("utf-8", "surrogatepass") if is_text else _dump(content)]
         for call in message.get("tool_calls") or ():

@@ -7,7 +7,7 @@ rendering it is seen whether the template rewrites what came before (Qwen3 drops
 finished turns). Why and when this is exact: ARCHITECTURE.md, "Token-exact continuity".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,10 @@ from polar.core.prompt_encoding import PromptEncoder
 from polar.core.template_messages import conversation, template_tool
 
 _MAX_TOOL_LISTS = 256
+_MAX_SHAPES = 1024
 _CLIP = 128
 """Characters that are kept at either end of a message that is only looked back on."""
+_END = 32
 UNTRUSTED_ROLES = frozenset({"user", "tool"})
 
 
@@ -61,6 +63,8 @@ class Renderer:
         self.protects = protects and encoder.protects
         self._body = f"zq{nonce}bodyzq"
         self._thought = f"zq{nonce}thoughtzq"
+        self._keeps: dict[Hashable, bool] = {}
+        """Whether the template keeps a history of this shape when it goes on in that one."""
         self._tools: dict[str, tuple[RenderedTool, ...]] = {}
         self.close_id, self.close = self._closing()
         self.shows_call_ids = self._sees_call_ids()
@@ -123,12 +127,16 @@ class Renderer:
             raise TemplateError("the chat template leaves out an answer, or does not close it")
         keeps = self._thought in text if answer.has_reasoning else True
         if keeps and before:
-            keeps = text.startswith(
-                self.template.render(
-                    self._conversation(before, trusted=len(before)), tools,
-                    generation_prompt=False, options=options,
+            shape = (_shape(before), answer, _shape(new), bool(tools), repr(options))
+            known = self._keeps.get(shape)
+            if known is None:
+                if len(self._keeps) >= _MAX_SHAPES:
+                    self._keeps.clear()
+                plain = self._conversation(before, trusted=len(before))
+                known = self._keeps[shape] = text.startswith(
+                    self.template.render(plain, tools, generation_prompt=False, options=options)
                 )
-            )  # fmt: skip
+            keeps = known
         return Continuation(text[close + len(self.close) :], keeps)
 
     def is_canonical(self, sampled: list[int]) -> bool:
@@ -233,6 +241,32 @@ def look_back(history: Sequence[Message], *, thought: bool) -> list[Message]:
         at = sorted(chosen).index(answers[-1])
         shown[at] = {**shown[at], "reasoning": "…"}
     return shown
+
+
+def _shape(messages: Sequence[Message]) -> Hashable:
+    """All of some messages by which a template may decide what of a history it takes back.
+
+    Texts count by their ends: templates look for marks of thinking and of tool results there.
+    """
+    return tuple(
+        [
+            (
+                message["role"],
+                bool(message.get("reasoning")),
+                len(message.get("tool_calls") or ()),
+                message.get("name"),
+                *_ends(message),
+            )
+            for message in messages
+        ]
+    )
+
+
+def _ends(message: Message) -> tuple[Hashable, ...]:
+    content = message.get("content") or ""
+    if message["role"] == "user":
+        return content[:_END], content[-_END:]
+    return bool(content), message["role"] == "assistant" and "</" in content
 
 
 def _clipped(message: Message) -> Message:

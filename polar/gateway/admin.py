@@ -193,6 +193,12 @@ def describe(parts: Parts) -> dict[str, Any]:
             }
             for slot in parts.engines.slots.values()
         },
+        "prompts": {
+            "relation": dict(parts.prompts.relations),
+            "rendering": dict(parts.prompts.renderings),
+            "why_engine": dict(parts.prompts.engine_reasons),
+            "cut_tokens": parts.prompts.cut_tokens,
+        },
         "counters": dict(parts.recorder.counters)
         | {f"refused_{status}": count for status, count in parts.proxy.refusals.items()},
     }
