@@ -39,7 +39,7 @@ GIVEN_TO_PROGRAMS = {
     "POLAR_METADATA", "POLAR_RUNTIME_DIR", "POLAR_OUTCOME",
 }  # fmt: skip
 """Set by a node for harnesses and evaluators, read by those."""
-FOR_TESTS = {"POLAR_CASES_DIR", "POLAR_FIXTURES_DIR"}
+FOR_TESTS = {"POLAR_CASES_DIR", "POLAR_FIXTURES_DIR", "POLAR_QWEN3_TOKENIZER"}
 
 
 def document_id(name: Path) -> str:
