@@ -164,7 +164,9 @@ def test_a_profile_brings_up_the_whole_loop_once(profile: str) -> None:
     assert commands == sorted(COMMANDS)
     for name in active:
         for needed, how in SERVICES[name].get("depends_on", {}).items():
-            assert needed in active or how.get("required") is False, f"{name} waits for {needed}, which profile {profile} does not start"
+            assert needed in active or how.get("required") is False, (
+                f"{name} waits for {needed}, which profile {profile} does not start"
+            )
 
 
 def test_volumes_and_secrets_are_declared() -> None:
