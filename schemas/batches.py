@@ -59,7 +59,9 @@ class BatchManifest(Event):
     """unique_tokens: distinct (prefix, token) pairs on trained paths, summed over the groups; of them
     common_tokens are in several groups; naive_tokens: the same call by call; computed_tokens: tokens
     of the rows; repeated_ancestor_tokens: those that are in a row again, computed_tokens -
-    (unique_tokens - common_tokens); row_fill: computed_tokens / (row_count * row_tokens); …"""
+    (unique_tokens - common_tokens); row_fill: computed_tokens / (row_count * row_tokens);
+    faithful_share: tokens trained exactly once under exactly their call's prefix, over those that
+    should be; sampled_share_by_kind, calls_by_cause, …"""
     algorithm: str
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polar.core.batch_metrics import group_metrics, sharing_ratios
+from polar.core.faithfulness import faithful_share
 from polar.core.grouping import trained_tokens
 from polar.core.packing import ALGORITHM, PackedBatch, pack
 from polar.core.staleness import PolicyLineages
@@ -118,7 +119,12 @@ def _manifest(
         live_rollouts=packed.live_rollouts,
         trained_tokens=packed.trained_tokens,
         mean_reward=math.fsum(scores) / len(scores) if scores else None,
-        metrics={**packed.metrics, **sharing_ratios(packed.metrics), **group_metrics(groups)},
+        metrics={
+            **packed.metrics,
+            **sharing_ratios(packed.metrics),
+            "faithful_share": faithful_share(groups, packed.rows),
+            **group_metrics(groups),
+        },
         algorithm=ALGORITHM,
     )
 

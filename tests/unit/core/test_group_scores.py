@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from polar.core.advantages import AdvantageRule
+from polar.core.batching import BatchChoice, BatchRule, make_batch
 from polar.core.grouping import GroupState
 from polar.core.packing import pack
+from polar.core.rank_shares import rank_rows
 from polar.core.stitching import stitch
 from schemas.batches import Builder
 from schemas.group_events import GroupMember, GroupMembersFixed, GroupOpened
@@ -23,7 +25,7 @@ from schemas.tasks import Estimator, RewardSpec
 from tests.unit.core.call_records import SessionRecords
 
 NAN = math.nan
-MERGING: tuple[Builder, ...] = ("prefix_merging",)
+MERGING: tuple[Builder, ...] = ("prefix_merging", "prefix_tree")
 BUILDERS: tuple[Builder, ...] = ("per_request", *MERGING)
 
 
@@ -83,7 +85,7 @@ def shares(*groups: ScoredGroup) -> dict[str, float]:
             for ordinal, weight in zip(row.call_ordinals, row.weights, strict=True):
                 part[row.call_ids[ordinal]] = part.get(row.call_ids[ordinal], 0.0) + weight
         found.append({call: round(share, 6) for call, share in sorted(part.items())})
-    assert found[0] == found[1]
+    assert found[1:] == found[:1] * len(MERGING)
     return found[0]
 
 
@@ -129,6 +131,21 @@ def test_members_that_sample_the_same_tokens_are_occurrences_of_the_same_nodes()
             for source in (0, 1)
             for n in range(8)
         ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 16])
+def test_the_loss_is_one_sum_however_many_ranks_share_it(ranks: int) -> None:
+    rollouts = [Rollout(float(n % 3), [[-1.0] * (1 + n % 4)] * (1 + n % 2)) for n in range(11)]
+    scored = group(*rollouts)
+    manifest, rows = make_batch(
+        0, BatchChoice([scored], []), BatchRule(row_tokens=6, builder="per_request"), None
+    )
+    assert len(rows) > 3
+    dealt = rank_rows(manifest, ranks)
+    weights = [sum(sum(rows[index].weights) for index in share) for share in dealt]
+    assert len(weights) == ranks
+    assert sorted(index for share in dealt for index in share) == list(range(len(rows)))
+    assert math.fsum(weights) == pytest.approx(1.0, abs=1e-6)
 
 
 # -- no spread ------------------------------------------------------------------------------------

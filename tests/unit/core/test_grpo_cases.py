@@ -7,10 +7,12 @@ import pytest
 from pydantic import ValidationError
 
 from polar.core.advantages import AdvantageRule
+from polar.core.batching import BatchChoice, BatchRule, make_batch
 from polar.core.grouping import GroupState
 from polar.core.packing import pack
+from polar.core.rank_shares import rank_rows
 from polar.core.stitching import stitch
-from schemas.batches import Builder
+from schemas.batches import Builder, PackedRow
 from schemas.group_events import GroupMember, GroupMembersFixed, GroupOpened
 from schemas.groups import ScoredGroup
 from schemas.ids import trajectory_id
@@ -104,21 +106,55 @@ def test_advantages_shares_and_loss(case: Case, builder: Builder) -> None:
     batch = pack(scored, builder=builder, row_tokens=64, policy="p", batch_number=0)
     rollout_share: dict[str, float] = {}
     row_share: dict[str, float] = {}
-    loss = 0.0
     for row in batch.rows:
-        for at, ordinal in enumerate(row.call_ordinals):
-            session_id, _, seq = row.call_ids[ordinal].partition("#")
-            rollout = names[session_id]
-            given_row = rollout["rows"][int(seq) - 1]
-            weight, new = row.weights[at], given_row["new_logprobs"][row.call_indexes[at]]
-            rollout_share[rollout["rollout"]] = rollout_share.get(rollout["rollout"], 0) + weight
+        for weight, ordinal in zip(row.weights, row.call_ordinals, strict=True):
+            rollout, given_row = _given_row(names, row.call_ids[ordinal])
+            rollout_share[rollout] = rollout_share.get(rollout, 0) + weight
             row_share[given_row["row"]] = row_share.get(given_row["row"], 0) + weight
-            loss -= weight * row.advantages[at] * math.exp(new - row.engine_logprobs[at])
     assert rollout_share == pytest.approx(expect["rollout_share"], abs=1e-6)
     assert row_share == pytest.approx(expect["row_share"], abs=1e-6)
-    assert loss == pytest.approx(expect["loss"], abs=1e-6)
+    assert sum(_loss(row, names) for row in batch.rows) == pytest.approx(expect["loss"], abs=1e-6)
     if expect.get("step_skipped"):
         assert batch.rows == ()
+
+
+def _given_row(names: dict[str, Any], call_id: str) -> tuple[str, dict[str, Any]]:
+    """(rollout, row) of a case that a call stands for."""
+    session_id, _, seq = call_id.partition("#")
+    return names[session_id]["rollout"], names[session_id]["rows"][int(seq) - 1]
+
+
+def _loss(row: PackedRow, names: dict[str, Any]) -> float:
+    """What a row adds to the loss, without clipping."""
+    total = 0.0
+    for at, ordinal in enumerate(row.call_ordinals):
+        _, given_row = _given_row(names, row.call_ids[ordinal])
+        ratio = math.exp(given_row["new_logprobs"][row.call_indexes[at]] - row.engine_logprobs[at])
+        total -= row.weights[at] * row.advantages[at] * ratio
+    return total
+
+
+@pytest.mark.parametrize("builder", ["per_request", "prefix_merging", "prefix_tree"])
+@pytest.mark.parametrize(
+    "case",
+    [case for case in cases("grpo", given="groups") if "ranks" in case.values[0].get("expect", "ranks")],
+)
+def test_the_loss_does_not_depend_on_the_number_of_ranks(case: Case, builder: Builder) -> None:
+    given, expect = case["given"], case["expect"]
+    scored = [_scored(group, _rule(given["config"])) for group in given["groups"]]
+    names = {
+        f"{group['group']}/{at}/0/1": rollout
+        for group in given["groups"]
+        for at, rollout in enumerate(group["rollouts"])
+    }
+    rule = BatchRule(builder=builder, row_tokens=4)  # a given row with its prompt, or two short ones
+    manifest, rows = make_batch(0, BatchChoice(scored, []), rule, None)
+    shares = rank_rows(manifest, expect["ranks"])
+    assert sorted(index for share in shares for index in share) == list(range(len(rows)))
+    assert len(shares) == expect["ranks"]
+    assert max(map(len, shares)) <= expect["micro_batches_per_rank"]
+    by_rank = [sum(_loss(rows[index], names) for index in share) for share in shares]
+    assert sum(by_rank) == pytest.approx(expect["loss"], abs=1e-6)
 
 
 @pytest.mark.parametrize("case", cases("grpo", given="records"))
