@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.calls import CallRecord
+from schemas.tasks import LimitSpec
 from tests.harness.harnesses import Harness, Launch
 from tests.harness.running import Finished, run, scrubbed
 from tests.harness.script import Script
@@ -57,11 +58,12 @@ class Stage:
         context_tokens: int = 131072,
         options: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        limits: LimitSpec | None = None,
     ) -> Performance:
         """Open a session, run the harness in it to its end, seal it."""
         command = self._commands(harness.name)
         self.engine.script = script
-        key = await self.gateway.open()
+        key = await self.gateway.open(limits=limits or LimitSpec())
         home, work = self._home, self.folder
         home.mkdir()
         work.mkdir()
