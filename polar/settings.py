@@ -112,6 +112,9 @@ class GatewaySettings(BaseSettings):
     continues an earlier call is made of that call's own ids; without it engines render every prompt."""
     chat_template: Path | None = None
     """A template in place of the folder's; must be what the engines were given."""
+    system_anywhere: bool = True
+    """The template takes system messages at any place. False: those in front become one, later ones
+    a user's, in their place."""
     thinking: Literal["template", "preserve"] = "template"
     """Reasoning of finished turns that the template would take back: `template` renders anew as it
     says, `preserve` keeps what was sampled."""

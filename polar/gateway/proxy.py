@@ -27,6 +27,7 @@ from polar.core.dialects.base import Dialect, ModelRequest
 from polar.core.dialects.body import RequestError
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.engine_body import count_body, engine_body
+from polar.core.dialects.system_messages import system_first
 from polar.core.session_budget import exhausted, tokens_left
 from polar.core.session_keys import InvalidKeyError, SessionClaims, mask_keys, validate
 from polar.core.token_limits import lower_limit
@@ -201,11 +202,12 @@ class ModelProxy:
         headers = dict(scope["headers"])
         raw = mask_keys(await read_body(receive, headers, self._settings.max_request_bytes))
         try:
-            return dialect.parse_request(raw, headers, scope["path_params"].get("target", "")), claims
+            request = dialect.parse_request(raw, headers, scope["path_params"].get("target", ""))
         except RequestError as error:
             raise HttpError(
                 400, str(error), kind="invalid_request_error", code="invalid_request", param=error.param
             ) from error
+        return request if self._settings.system_anywhere else system_first(request), claims
 
     async def _produce(
         self, claims: SessionClaims, dialect: Dialect, request: ModelRequest, answer: Answer

@@ -327,3 +327,12 @@ async def test_an_engine_that_always_streams_serves_those_who_want_the_whole(
         records = gateway.log.calls()
         assert [record.sampled_ids.tolist() for record in records] == [[*b"ok", CLOSE]] * 2
         assert [(record.stream, record.dialect) for record in records] == [(False, "chat")] * 2
+
+
+async def test_a_template_that_takes_one_system_message_gets_one(engine: FakeEngine, tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, engine.url, system_anywhere=False) as gateway:
+        key = await gateway.open()
+        late = [{"role": "user", "content": "u"}, {"role": "system", "content": "s"}]
+        await gateway.chat(key, {"messages": late})
+        assert [message["role"] for message in engine.requests[0]["messages"]] == ["user", "user"]
+        assert gateway.log.calls()[0].notes == ("messages[1]: system is given as user",)
