@@ -85,7 +85,7 @@ class EngineStream:
         for choice in chunk["choices"]:
             index = choice.get("index", 0)
             kept = self.captured.choice(index)
-            kept.take(choice) if choice.get("delta") else None
+            kept.take(choice)
             self._clean_delta(index, choice.get("delta") or {})
             kept.finish(choice)
         strip_chunk(chunk)
