@@ -28,7 +28,7 @@ LOCAL_SHELL = "local_shell"
 
 def engine_name(name: str, namespace: str = "") -> str:
     """A tool's name for the engine: the same whichever tools a request offers."""
-    return name
+    return f"{namespace}__{name}" if namespace else name
 
 
 class Conversation:
