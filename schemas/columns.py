@@ -2,6 +2,10 @@
 
 On the wire a column is one base64 string; in memory it is an immutable sequence over its
 bytes. `numpy.frombuffer(column.data, "<i4")` (or `"<f4"`) reads it without a copy.
+
+Token ids fit in three bytes, and four base64 characters an id let the log's compression see the
+ids: columns of such numbers stand as `3:` and base64 of big-endian 3-byte integers, a quarter
+shorter and, in text, a quarter smaller when compressed.
 32,768 tokens cost 0.39 MB instead of 0.92 MB as JSON lists.
 """
 
@@ -20,13 +24,16 @@ from pydantic_core import CoreSchema, core_schema
 
 Number = TypeVar("Number", int, float)
 _ITEM_BYTES = 4
+_SHORT = "3:"
+_SHORT_BYTES = 3
 
 
 class Column(Sequence[Number], Generic[Number]):
     """An immutable sequence of 4-byte numbers over little-endian bytes."""
 
     typecode: ClassVar[str]
-    dtype: ClassVar[str]
+    wire_form: ClassVar[str]
+    """For readers of the JSON Schema."""
     __slots__ = ("data",)
 
     data: bytes
@@ -44,7 +51,7 @@ class Column(Sequence[Number], Generic[Number]):
         self.data = packed.tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
+    def from_bytes(cls, data: bytes | bytearray) -> Self:
         """Wrap packed bytes. Raises ValueError when the length is no multiple of 4."""
         if len(data) % _ITEM_BYTES:
             raise ValueError(f"{len(data)} bytes do not hold whole 4-byte items")
@@ -99,15 +106,24 @@ class Column(Sequence[Number], Generic[Number]):
         head = ", ".join(map(str, self[:6].tolist()))
         return f"{type(self).__name__}[{len(self)}]({head}{', …' if len(self) > 6 else ''})"
 
+    def to_text(self) -> str:
+        """The column as it stands in JSON."""
+        return base64.b64encode(self.data).decode("ascii")
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """What `to_text` wrote. Raises ValueError for anything else."""
+        try:
+            return cls.from_bytes(base64.b64decode(text, validate=True))
+        except binascii.Error as error:
+            raise ValueError(f"column is not base64: {error}") from error
+
     @classmethod
     def _validate(cls, value: object) -> Self:
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
-            try:
-                return cls.from_bytes(base64.b64decode(value, validate=True))
-            except binascii.Error as error:
-                raise ValueError(f"column is not base64: {error}") from error
+            return cls.from_text(value)
         if isinstance(value, (list, tuple)):
             try:
                 return cls(value)
@@ -120,7 +136,7 @@ class Column(Sequence[Number], Generic[Number]):
         return core_schema.no_info_plain_validator_function(
             cls._validate,
             serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda column: base64.b64encode(column.data).decode("ascii"),
+                lambda column: column.to_text(),
                 when_used="json",
                 return_schema=core_schema.str_schema(),
             ),
@@ -133,7 +149,7 @@ class Column(Sequence[Number], Generic[Number]):
         return {
             "type": "string",
             "contentEncoding": "base64",
-            "description": f"packed little-endian {cls.dtype} column, 4 bytes an item",
+            "description": cls.wire_form,
         }
 
 
@@ -141,13 +157,40 @@ class TokenColumn(Column[int]):
     """Token ids (or other int32 values): shape [n], little-endian int32."""
 
     typecode = "i"
-    dtype = "int32"
+    wire_form = (
+        "packed int32 column: `3:` and base64 of big-endian 3-byte integers where all items fit, "
+        "else base64 of little-endian 4-byte integers"
+    )
     __slots__ = ()
+
+    def to_text(self) -> str:
+        """See Column; short where every item is in 0 … 2**24 - 1."""
+        data = self.data
+        if not data or data[3::4].strip(b"\0"):
+            return super().to_text()
+        short = bytearray(len(data) // _ITEM_BYTES * _SHORT_BYTES)
+        short[0::3], short[1::3], short[2::3] = data[2::4], data[1::4], data[0::4]
+        return _SHORT + base64.b64encode(short).decode("ascii")
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """See Column."""
+        if not text.startswith(_SHORT):
+            return super().from_text(text)
+        try:
+            short = base64.b64decode(text[len(_SHORT) :], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"column is not base64: {error}") from error
+        if len(short) % _SHORT_BYTES:
+            raise ValueError(f"{len(short)} bytes do not hold whole {_SHORT_BYTES}-byte items")
+        data = bytearray(len(short) // _SHORT_BYTES * _ITEM_BYTES)
+        data[0::4], data[1::4], data[2::4] = short[2::3], short[1::3], short[0::3]
+        return cls.from_bytes(data)
 
 
 class FloatColumn(Column[float]):
     """Log-probs (natural logarithm) or other float32 values: shape [n]. NaN = not given."""
 
     typecode = "f"
-    dtype = "float32"
+    wire_form = "packed little-endian float32 column, 4 bytes an item"
     __slots__ = ()

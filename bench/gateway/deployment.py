@@ -7,14 +7,18 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from bench.gateway.load import Client, request
 from bench.gateway.processes import Process, free_port
 from bench.gateway.workload import MODEL, write_stream
 from bench.record import ROOT
 from polar.core.session_keys import SessionClaims, admin_token, mint
+from polar.gateway import rendering_probe
+from polar.gateway.renderer import load_renderer
 from polar.kafka.brokers import BrokerProcess, open_broker
 from polar.kafka.topics import ensure_topics
 from polar.secret import load_secret
@@ -34,7 +38,7 @@ class NoCompilerError(RuntimeError):
 class MockEngine:
     """The compiled mock engine, running."""
 
-    def __init__(self, folder: Path, processors: set[int]) -> None:
+    def __init__(self, folder: Path, processors: set[int], tokenizer: Path | None) -> None:
         compiler = shutil.which(os.environ.get("CC", "cc"))
         if compiler is None:
             raise NoCompilerError(
@@ -44,9 +48,11 @@ class MockEngine:
         source = Path(__file__).with_name("mock_engine.c")
         subprocess.run([compiler, "-O2", "-o", str(program), str(source)], check=True)
         write_stream(stream)
+        renderings = folder / "renderings.tsv"
+        renderings.write_text("" if tokenizer is None else _probe_renderings(tokenizer))
         self.port = free_port()
         self.process = Process(
-            [str(program), str(self.port), str(stream), MODEL],
+            [str(program), str(self.port), str(stream), MODEL, str(renderings)],
             processors=processors,
             log=folder / "engine.log",
         )
@@ -76,11 +82,15 @@ class Broker:
 class Gateway:
     """One `polar gateway` process."""
 
-    def __init__(self, name: str, broker: Broker, engine: MockEngine, processors: set[int]) -> None:
+    def __init__(
+        self, name: str, broker: Broker, engine: MockEngine, processors: set[int], tokenizer: Path | None
+    ) -> None:
         self.name = name
         self.port = free_port()
         self._broker = broker
         self._num_sessions = 0
+        self.last_session = ""
+        """Id of the session of the last key."""
         folder = broker.folder
         env = {
             "PYTHONPATH": str(ROOT),
@@ -92,6 +102,8 @@ class Gateway:
             "POLAR_GATEWAY_MODEL": MODEL,
             "POLAR_GATEWAY_MAX_IN_FLIGHT": "512",
         }
+        if tokenizer is not None:
+            env["POLAR_GATEWAY_MODEL_PATH"] = str(tokenizer)
         self.process = Process(
             [sys.executable, "-m", "polar.cli.main", "gateway"],
             processors=processors,
@@ -103,10 +115,20 @@ class Gateway:
         self._secret = load_secret(broker.settings)
         asyncio.run(self._announce_policy())
 
+    def state(self) -> dict[str, Any]:
+        """What /admin/state tells."""
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/admin/state",
+            headers={"Authorization": f"Bearer {admin_token(self._secret)}"},
+        )
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return cast("dict[str, Any]", json.load(answer))
+
     def keys(self, count: int) -> list[str]:
         """Keys of so many new, open sessions."""
         first = self._num_sessions
         self._num_sessions += count
+        self.last_session = session_id(f"bench-{self.name}", first + count - 1, 0, 1)
         sessions = [session_id(f"bench-{self.name}", number, 0, 1) for number in range(first, first + count)]
         return asyncio.run(self._open(sessions))
 
@@ -149,3 +171,16 @@ class Gateway:
         client.close()
         if client.timings.failed:
             raise RuntimeError(f"{path}: {client.timings.trouble}")
+
+
+def _probe_renderings(tokenizer: Path) -> str:
+    """What this tokenizer and template make of the conversations by which a gateway proves an engine."""
+    renderer = load_renderer(tokenizer, None, protects=True)
+    lines = []
+    for words, messages, tools in (
+        ("a.txt", rendering_probe._WITH_TOOL, (rendering_probe._TOOL,)),
+        ("Another?", rendering_probe._PLAIN, ()),
+    ):
+        ids = renderer.prompt(messages, renderer.tools(tools, words), {})
+        lines.append(f"{words}\t{','.join(map(str, ids))}\n")
+    return "".join(lines)

@@ -54,6 +54,8 @@ class _Connection(asyncio.Protocol):
         self.num_bytes = 0
         self.first_at = 0.0
         self.sample = b""
+        self.body: bytearray | None = None
+        """Kept where somebody wants it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -78,6 +80,8 @@ class _Connection(asyncio.Protocol):
             self.status = int(head[9:12])
             self.sample = data[:300]
             self._left, self._tail = _length(head), b""
+        if self.body is not None:
+            self.body += data
         if data and not self.first_at:
             self.first_at = time.perf_counter()
         if self._left >= 0:
@@ -106,6 +110,7 @@ class Client:
         self._port = port
         self._idle: list[_Connection] = []
         self.timings = Timings()
+        self._next_body: bytearray | None = None
 
     async def call(self, data: bytes) -> bool:
         """One call on a free connection, noted in `timings`; whether it was answered with 200."""
@@ -114,6 +119,8 @@ class Client:
             _, connection = await asyncio.get_running_loop().create_connection(
                 _Connection, "127.0.0.1", self._port
             )
+        connection.body = self._next_body
+        self._next_body = None
         begun = time.perf_counter()
         try:
             await connection.call(data)
@@ -129,6 +136,13 @@ class Client:
         self.timings.first.append(connection.first_at - begun)
         self.timings.answer_bytes += connection.num_bytes
         return True
+
+    async def ask(self, data: bytes) -> bytes:
+        """One call of which the body is wanted. Raises RuntimeError when it fails."""
+        self._next_body = body = bytearray()
+        if not await self.call(data):
+            raise RuntimeError(self.timings.trouble)
+        return bytes(body)
 
     def close(self) -> None:
         """Drop all connections."""

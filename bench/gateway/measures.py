@@ -5,15 +5,21 @@ on other processors. It moves little on a busy machine; wall times do.
 """
 
 import asyncio
+import base64
+import json
+import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.gateway.deployment import Gateway, MockEngine
-from bench.gateway.load import CHAT_PATH, Timings, closed_loop, open_loop, request
+from bench.gateway.deployment import Broker, Gateway, MockEngine
+from bench.gateway.load import Timings, closed_loop, open_loop, request
 from bench.gateway.processes import Process
-from bench.gateway.workload import LOADS, Load, first_request
+from bench.gateway.workload import LOADS, Load, continuing_request, first_request, in_dialect
+from polar.kafka.writer import LogWriter
+from schemas.topics import DEAD_LETTERS
 
 _WARM_CALLS = 40
 
@@ -27,11 +33,14 @@ class Target:
     processes: tuple[Process, ...]
     keys: Callable[[int], Sequence[str]]
     """API keys for so many calls."""
-    path: str = CHAT_PATH
+    dialect: str = "chat"
+    calls: int | None = None
+    """Calls a round, where it is too slow for as many as the others get."""
 
     def requests(self, body: bytes, count: int) -> list[bytes]:
         """`count` calls, each with a key of its own."""
-        return [request(self.port, body, key=key, path=self.path) for key in self.keys(count)]
+        path, body = in_dialect(self.dialect, body)
+        return [request(self.port, body, key=key, path=path) for key in self.keys(count)]
 
     def cpu_seconds(self) -> float:
         """CPU time so far."""
@@ -81,14 +90,14 @@ def closed_loops(
         run(closed_loop(target.port, target.requests(body, _WARM_CALLS), in_flight), target.name)
     for _ in range(rounds):
         for target in targets:
-            requests = target.requests(body, calls)
+            requests = target.requests(body, target.calls or calls)
             before = target.cpu_seconds()
             timings = run(closed_loop(target.port, requests, in_flight), target.name)
             seen[target.name].append((target.cpu_seconds() - before, timings))
     return {
         name: Closed(
-            cpu_us=statistics.median(1e6 * cpu / calls for cpu, _ in results),
-            wall_rps=statistics.median(calls / timings.wall for _, timings in results),
+            cpu_us=statistics.median(1e6 * cpu / len(timings.seconds) for cpu, timings in results),
+            wall_rps=statistics.median(len(timings.seconds) / timings.wall for _, timings in results),
             p50_ms=statistics.median(quantile(timings.seconds, 0.5) for _, timings in results),
             p99_ms=statistics.median(quantile(timings.seconds, 0.99) for _, timings in results),
         )
@@ -129,6 +138,75 @@ def streaming(
         bare = run(closed_loop(direct.port, direct.requests(body, calls), streams), direct.name)
         ttft.append(quantile(ours.first, 0.5) - quantile(bare.first, 0.5))
     return {"cpu_us_per_event": statistics.median(cpu), "ttft_added_ms_p50": statistics.median(ttft)}
+
+
+def spliced(gateway: Gateway, load: Load, *, calls: int, in_flight: int, rounds: int) -> float:
+    """CPU microseconds of the second call of sessions, which continues the first one's ids."""
+    first, second = first_request(load), continuing_request(load)
+    cpu = []
+    for _ in range(rounds):
+        keys = gateway.keys(calls)
+        spliced_before = gateway.state()["prompts"]["rendering"].get("spliced", 0)
+        run(closed_loop(gateway.port, [request(gateway.port, first, key=key) for key in keys], in_flight), "")
+        requests = [request(gateway.port, second, key=key) for key in keys]
+        before = gateway.process.cpu_seconds()
+        run(closed_loop(gateway.port, requests, in_flight), gateway.name)
+        cpu.append(1e6 * (gateway.process.cpu_seconds() - before) / calls)
+        made = gateway.state()["prompts"]["rendering"].get("spliced", 0)
+        if made - spliced_before != calls:
+            raise RuntimeError(f"not every continuing call was spliced: {gateway.state()['prompts']}")
+    return statistics.median(cpu)
+
+
+def two_workers(one: Gateway, other: Gateway, *, calls: int, in_flight: int, rounds: int) -> dict[str, float]:
+    """One worker alone, then two at once with as many calls each: CPU a call and calls a second as ratios."""
+    body = first_request(LOADS["5k"])
+    cpu, wall = [], []
+
+    async def both(requests: Sequence[list[bytes]]) -> list[Timings]:
+        work = zip((one, other), requests, strict=True)
+        return await asyncio.gather(*(closed_loop(g.port, each, in_flight) for g, each in work))
+
+    for _ in range(rounds):
+        alone = gateway_target(one).requests(body, calls)
+        before = one.process.cpu_seconds()
+        first = run(closed_loop(one.port, alone, in_flight), one.name)
+        cpu_alone = (one.process.cpu_seconds() - before) / calls
+        together = [gateway_target(gateway).requests(body, calls) for gateway in (one, other)]
+        before = one.process.cpu_seconds() + other.process.cpu_seconds()
+        timings = asyncio.run(both(together))
+        cpu_both = (one.process.cpu_seconds() + other.process.cpu_seconds() - before) / (2 * calls)
+        if any(each.failed for each in timings):
+            raise RuntimeError(f"calls to two workers failed: {timings[0].trouble or timings[1].trouble}")
+        cpu.append(cpu_both / cpu_alone)
+        wall.append(2 * calls / max(each.wall for each in timings) / (calls / first.wall))
+    return {"cpu_ratio": statistics.median(cpu), "wall_ratio": statistics.median(wall)}
+
+
+def broker_acknowledgement(broker: Broker, *, records: int = 150) -> tuple[float, float]:
+    """(p50, p99) in ms from a record of 8 KB to its acknowledgement, 50 a second."""
+    return asyncio.run(_acknowledgements(broker, records))
+
+
+async def _acknowledgements(broker: Broker, records: int) -> tuple[float, float]:
+    value = json.dumps({"filler": base64.b64encode(random.Random(0).randbytes(6000)).decode()}).encode()
+    seconds = []
+    async with LogWriter(broker.settings) as writer:
+        for number in range(records):
+            begun = time.perf_counter()
+            await writer.write_raw(DEAD_LETTERS, b"bench", value, {"number": str(number).encode()})
+            seconds.append(time.perf_counter() - begun)
+            await asyncio.sleep(0.02)
+    return quantile(seconds[5:], 0.5), quantile(seconds[5:], 0.99)
+
+
+def memory_of_sessions(gateway: Gateway, *, sessions: int = 400) -> float:
+    """KB of an open session after one call of 5k ids, history and continuity included."""
+    target = gateway_target(gateway)
+    body = first_request(LOADS["5k"])
+    before = gateway.process.memory_mb()
+    run(closed_loop(target.port, target.requests(body, sessions), 8), gateway.name)
+    return 1024 * (gateway.process.memory_mb() - before) / sessions
 
 
 def run(work: Any, name: str) -> Timings:

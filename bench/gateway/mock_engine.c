@@ -1,6 +1,6 @@
 /* A mock inference engine that is never the bottleneck: one thread, epoll, answers put together by memcpy.
  *
- *     mock_engine PORT STREAM_FILE MODEL
+ *     mock_engine PORT STREAM_FILE MODEL [RENDERINGS_FILE]
  *
  * It speaks as much of vLLM as a gateway needs: chat completions with prompt_token_ids, token_ids and
  * log-probs, streamed and not; /v1/models, /health, /weight_info; kv_transfer_params.prompt_token_ids.
@@ -9,7 +9,8 @@
  * string. A request says in its text what it wants: `[[prompt=5000 sampled=200 wait_ms=500 gap_ms=10]]` (the
  * last mark counts) gets tokens 0..5000 as its prompt and 5000..5200 as its answer, so a later request of the
  * same session with a larger prompt extends the earlier one. A request that brings its prompt ids gets those
- * back. The answer begins after wait_ms; a stream then sends one token every gap_ms, or all at once at 0.
+ * back. RENDERINGS_FILE (a line each: words of a request, a tab, ids) gives the prompts of a gateway's probes.
+ * The answer begins after wait_ms; a stream then sends one token every gap_ms, or all at once at 0.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -109,6 +110,31 @@ static void append_tokens(Buffer *out, const Buffer *joined, const Span *at, siz
         append(out, joined->data + from + cut, to - from - cut);
         begin += run, count -= run, first = 0;
     }
+}
+
+/* ---- renderings of probes -------------------------------------------------------------------------- */
+
+typedef struct { char *words, *ids; } Rendering;
+
+static Rendering *renderings;
+static size_t num_renderings;
+
+static void load_renderings(const char *path) {
+    FILE *file = fopen(path, "r");
+    if (!file) { perror(path); exit(2); }
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t size;
+    while ((size = getline(&line, &room, file)) > 0) {
+        if (line[size - 1] == '\n') line[--size] = 0;
+        char *tab = strchr(line, '\t');
+        if (!tab) continue;
+        *tab = 0;
+        renderings = realloc(renderings, (num_renderings + 1) * sizeof(Rendering));
+        renderings[num_renderings++] = (Rendering){strdup(line), strdup(tab + 1)};
+    }
+    free(line);
+    fclose(file);
 }
 
 /* ---- connections ---------------------------------------------------------------------------------- */
@@ -325,6 +351,12 @@ static const char *value_of(const char *body, size_t size, const char *field) {
     return at;
 }
 
+static void take_ids(Connection *connection, const char *text, size_t size) {
+    append(&connection->given, text, size);
+    connection->prompt = 1;
+    for (size_t i = 0; i < size; i++) connection->prompt += text[i] == ',';
+}
+
 static void read_call(Connection *connection, const char *body, size_t size) {
     const char *at;
     connection->next = 0;
@@ -345,12 +377,12 @@ static void read_call(Connection *connection, const char *body, size_t size) {
                &connection->wait_ms, &connection->gap_ms);
     if ((at = value_of(body, size, "\"prompt_token_ids\"")) && *at == '[') {
         const char *end = memchr(at, ']', size - (size_t)(at - body));
-        if (end && end > at + 1) {
-            append(&connection->given, at + 1, (size_t)(end - at - 1));
-            connection->prompt = 1;
-            for (const char *c = at + 1; c < end; c++) connection->prompt += *c == ',';
-        }
+        if (end && end > at + 1) take_ids(connection, at + 1, (size_t)(end - at - 1));
+        return;
     }
+    for (size_t i = 0; size < 4096 && i < num_renderings && !connection->given.size; i++)
+        if (memmem(body, size, renderings[i].words, strlen(renderings[i].words)))
+            take_ids(connection, renderings[i].ids, strlen(renderings[i].ids));
 }
 
 /* Serve what has come completely; the request under way comes first. */
@@ -422,10 +454,11 @@ static void accept_all(int listener) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 4) { fprintf(stderr, "usage: mock_engine PORT STREAM_FILE MODEL\n"); return 2; }
+    if (count < 4) { fprintf(stderr, "usage: mock_engine PORT STREAM_FILE MODEL [RENDERINGS_FILE]\n"); return 2; }
     signal(SIGPIPE, SIG_IGN);
     load_stream(arguments[2]);
     model = arguments[3];
+    if (count > 4) load_renderings(arguments[4]);
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), on = 1;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(arguments[1])),

@@ -46,10 +46,15 @@ def tokens() -> tuple[str, ...]:
     return tuple(found)
 
 
+def ids(begin: int, end: int) -> list[int]:
+    """The ids of tokens [begin, end)."""
+    return [zlib.crc32(token.encode()) % VOCABULARY for token in tokens()[begin:end]]
+
+
 def write_stream(path: Path) -> None:
     """The token stream as the mock engine reads it: id, tab, text inside a JSON string."""
-    lines = [f"{zlib.crc32(token.encode()) % VOCABULARY}\t{json.dumps(token)[1:-1]}\n" for token in tokens()]
-    path.write_text("".join(lines))
+    everything = zip(ids(0, len(tokens())), tokens(), strict=True)
+    path.write_text("".join([f"{number}\t{json.dumps(token)[1:-1]}\n" for number, token in everything]))
 
 
 def text(begin: int, end: int) -> str:
@@ -109,6 +114,16 @@ def first_request(
     return _dump(body)
 
 
+def continuing_request(load: Load) -> bytes:
+    """The call behind `first_request` of the same load: the answer, and a tool result of 100 tokens."""
+    body = json.loads(first_request(load))
+    body["messages"] += [
+        {"role": "assistant", "content": text(load.prompt, load.prompt + load.sampled)},
+        {"role": "user", "content": text(0, 100)},
+    ]
+    return _dump(body)
+
+
 @dataclass(frozen=True, slots=True)
 class SessionLoad:
     """A session that grows call by call."""
@@ -122,22 +137,24 @@ class SessionLoad:
         """Prompt ids of a call, counted from 0."""
         return self.first_prompt + (self.last_prompt - self.first_prompt) * call // (self.calls - 1)
 
-    def requests(self) -> list[bytes]:
-        """Each call's body; every one holds all before it and what the engine answered."""
-        messages: list[dict[str, Any]] = [
+    def first_messages(self) -> list[dict[str, Any]]:
+        """What the session begins with."""
+        return [
             {"role": "system", "content": text(0, 1500)},
-            {"role": "user", "content": text(1500, self.first_prompt)},
+            {
+                "role": "user",
+                "content": text(1500, self.first_prompt) + mark(self.first_prompt, self.sampled),
+            },
         ]
-        bodies = []
-        for call in range(self.calls):
-            prompt = self.prompt(call)
-            messages[-1]["content"] += mark(prompt, self.sampled)
-            bodies.append(_dump({"model": MODEL, "messages": messages, "tools": tools()[:4]}))
-            answered = prompt + self.sampled
-            messages.append({"role": "assistant", "content": text(prompt, answered)})
-            if call + 1 < self.calls:
-                messages.append({"role": "user", "content": text(answered, self.prompt(call + 1))})
-        return bodies
+
+    def next_message(self, call: int) -> dict[str, Any]:
+        """What the harness adds after the answer to a call."""
+        begin, end = self.prompt(call) + self.sampled, self.prompt(call + 1)
+        return {"role": "user", "content": text(begin, end) + mark(end, self.sampled)}
+
+    def body(self, messages: list[dict[str, Any]]) -> bytes:
+        """A call of the session."""
+        return _dump({"model": MODEL, "messages": messages, "tools": tools()[:4]})
 
 
 def _tool_call(number: int) -> dict[str, Any]:
@@ -147,6 +164,93 @@ def _tool_call(number: int) -> dict[str, Any]:
         "type": "function",
         "function": {"name": "tool_1", "arguments": arguments},
     }
+
+
+def in_dialect(name: str, body: bytes) -> tuple[str, bytes]:
+    """(path, body) of a chat request as a client of another dialect sends it."""
+    chat = json.loads(body)
+    system, turns = chat["messages"][0]["content"], chat["messages"][1:]
+    functions = [tool["function"] for tool in chat["tools"]]
+    if name == "chat":
+        return "/v1/chat/completions", body
+    if name == "responses":
+        asked = {"model": MODEL, "instructions": system, "input": [], "store": False}
+        asked["tools"] = [{"type": "function", **function} for function in functions]
+        for turn in turns:
+            asked["input"] += _response_items(turn)
+        return "/v1/responses", _dump(asked)
+    if name == "messages":
+        asked = {"model": MODEL, "max_tokens": 4096, "system": [{"type": "text", "text": system}]}
+        asked["tools"] = [
+            {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
+            for f in functions
+        ]
+        asked["messages"] = [_anthropic_message(turn) for turn in turns]
+        return "/v1/messages", _dump(asked)
+    declared = [
+        {"name": f["name"], "description": f["description"], "parametersJsonSchema": f["parameters"]}
+        for f in functions
+    ]
+    asked = {
+        "systemInstruction": {"parts": [{"text": system}]},
+        "contents": [_google_content(turn) for turn in turns],
+        "tools": [{"functionDeclarations": declared}],
+    }
+    return f"/v1beta/models/{MODEL}:generateContent", _dump(asked)
+
+
+def _response_items(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    if turn["role"] == "tool":
+        return [{"type": "function_call_output", "call_id": turn["tool_call_id"], "output": turn["content"]}]
+    if turn.get("tool_calls"):
+        return [
+            {"type": "function_call", "call_id": call["id"], **call["function"]}
+            for call in turn["tool_calls"]
+        ]
+    return [
+        {
+            "type": "message",
+            "role": turn["role"],
+            "content": [{"type": "input_text", "text": turn["content"]}],
+        }
+    ]
+
+
+def _anthropic_message(turn: dict[str, Any]) -> dict[str, Any]:
+    if turn["role"] == "tool":
+        result = {"type": "tool_result", "tool_use_id": turn["tool_call_id"], "content": turn["content"]}
+        return {"role": "user", "content": [result]}
+    if turn.get("tool_calls"):
+        uses = [
+            {
+                "type": "tool_use",
+                "id": call["id"],
+                "name": call["function"]["name"],
+                "input": json.loads(call["function"]["arguments"]),
+            }
+            for call in turn["tool_calls"]
+        ]
+        return {"role": "assistant", "content": uses}
+    return {"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]}
+
+
+def _google_content(turn: dict[str, Any]) -> dict[str, Any]:
+    if turn["role"] == "tool":
+        response = {"name": "tool_1", "response": {"output": turn["content"]}}
+        return {"role": "user", "parts": [{"functionResponse": response}]}
+    if turn.get("tool_calls"):
+        calls = [
+            {
+                "functionCall": {
+                    "name": call["function"]["name"],
+                    "args": json.loads(call["function"]["arguments"]),
+                }
+            }
+            for call in turn["tool_calls"]
+        ]
+        return {"role": "model", "parts": calls}
+    role = "model" if turn["role"] == "assistant" else "user"
+    return {"role": role, "parts": [{"text": turn["content"]}]}
 
 
 def _dump(value: Any) -> bytes:

@@ -5,7 +5,6 @@ record's bases are calls whose records were built (hence spooled) before it. Del
 only: without a history the same record comes out whole.
 """
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +119,7 @@ def build_records(
         if len(data) > MAX_RECORD_BYTES:
             records.append(EncodedCall.of(_without_texts(record)))
             continue
-        text = _text_of(captured, choice)
+        text = _text_of(captured, choice, sampled)
         history.remember(record.seq, prompt or TokenColumn(), sampled, text, messages, record.tools)
         records.append(EncodedCall(record, data))
     return records
@@ -153,7 +152,7 @@ def _encode(record: CallRecord, messages: EncodedMessages, tools: EncodedTools) 
 def _plain(value: Any) -> Any:
     """JSON form of what records hold beside plain data."""
     if type(value) in _COLUMNS:
-        return base64.b64encode(value.data).decode("ascii")
+        return value.to_text()
     return value.__dict__
 
 
@@ -165,7 +164,7 @@ def prompt_column(call: Dispatched, captured: Captured, history: SessionHistory)
         return _token_column(captured.prompt_ids)
     try:
         return history.pack(captured.prompt_ids)
-    except OverflowError:
+    except (OverflowError, ValueError):
         return None
 
 
@@ -222,14 +221,11 @@ def _untrainable(call: Dispatched, *, complete: bool, delivery: Delivery) -> str
     return None
 
 
-def _text_of(captured: Captured, choice: CapturedChoice) -> bytes:
+def _text_of(captured: Captured, choice: CapturedChoice, sampled: TokenColumn) -> bytes:
     """Prompt and sampled ids as they stand at the beginning of a prompt that continues them."""
-    if not isinstance(captured.prompt_ids, TokenText):
+    if not isinstance(captured.prompt_ids, TokenText) or len(sampled) != len(choice.token_ids):
         return b""
-    try:
-        return TokenText.of(choice.token_ids, behind=captured.prompt_ids.text).text
-    except (TypeError, ValueError):
-        return b""
+    return TokenText.of(choice.token_ids, behind=captured.prompt_ids.text).text
 
 
 def _token_column(ids: Sequence[Any]) -> TokenColumn | None:

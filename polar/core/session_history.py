@@ -97,7 +97,10 @@ class SessionHistory:
         return sum(base.size_bytes for base in self._bases)
 
     def pack(self, ids: TokenText) -> TokenColumn:
-        """Prompt ids as a column; those of an earlier call are not read again. Raises OverflowError."""
+        """Prompt ids as a column; those of an earlier call are not read again.
+
+        Raises OverflowError or ValueError for what is none.
+        """
         for base in reversed(self._bases):
             if base.text and ids.begins_with(base.text):
                 return TokenColumn.from_bytes(ids.packed(base.text, base.ids))

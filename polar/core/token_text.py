@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 _ITEM_BYTES = 4
-_INT32 = np.iinfo(np.int32)
+_LEAST, _LARGEST = -(2**31), 2**31 - 1
 
 
 class TokenText(Sequence[int]):
@@ -20,9 +20,7 @@ class TokenText(Sequence[int]):
     __slots__ = ("_list", "_packed", "_size", "text")
 
     def __init__(self, text: bytes) -> None:
-        """Raises ValueError for anything but digits, signs and commas. The text is JSON already."""
-        if text.translate(None, b"0123456789,-"):
-            raise ValueError("these are no token ids")
+        """Whether the text holds nothing but ids is seen when they are packed."""
         self.text = text
         self._list: list[int] | None = None
         self._packed: bytes | None = None
@@ -30,7 +28,7 @@ class TokenText(Sequence[int]):
 
     @classmethod
     def of(cls, ids: Sequence[int], *, behind: bytes = b"") -> "TokenText":
-        """The text of numbers, behind another text. Raises ValueError or TypeError for anything else."""
+        """The text of numbers, behind another text."""
         text = orjson.dumps(list(ids))[1:-1]
         return cls(behind + b"," + text if behind and text else behind + text)
 
@@ -43,7 +41,7 @@ class TokenText(Sequence[int]):
     def packed(self, text: bytes = b"", known: bytes = b"") -> bytes:
         """The ids as little-endian int32; `known` are those of a text that this one begins with.
 
-        Raises OverflowError where one does not fit.
+        Raises OverflowError where one does not fit, ValueError for anything but ids.
         """
         if self._packed is None:
             self._packed = known + _pack(self.text[len(text) + 1 :] if text else self.text)
@@ -76,11 +74,12 @@ class TokenText(Sequence[int]):
 
 
 def _pack(text: bytes) -> bytes:
-    """Ids as text → little-endian int32. Raises OverflowError where one does not fit."""
     if not text:
         return b""
+    if text.translate(None, b"0123456789,-") or b",," in text:
+        raise ValueError("these are no token ids")
     # Numbers beyond 64 bits come out as the largest or smallest of 64 bits.
     numbers = np.fromstring(text, dtype=np.int64, sep=",")
-    if numbers.min() < _INT32.min or numbers.max() > _INT32.max:
+    if numbers.min() < _LEAST or numbers.max() > _LARGEST:
         raise OverflowError("a token id does not fit in 32 bits")
     return numbers.astype("<i4").tobytes()

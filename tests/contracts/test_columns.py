@@ -33,6 +33,26 @@ def test_round_trip_through_json(tokens: list[int], logprobs: list[float]) -> No
     assert encode(after) == encode(before)
 
 
+@given(st.lists(st.integers(0, 2**24 - 1), min_size=1), st.integers(-(2**31), 2**31 - 1))
+def test_ids_of_three_bytes_are_written_short(tokens: list[int], other: int) -> None:
+    text = TokenColumn(tokens).to_text()
+    assert text.startswith("3:")
+    assert len(text) == 2 + 4 * len(tokens)
+    packed = base64.b64decode(text[2:])
+    assert [int.from_bytes(packed[i : i + 3], "big") for i in range(0, len(packed), 3)] == tokens
+    mixed = TokenColumn([*tokens, other])
+    assert TokenColumn.from_text(mixed.to_text()) == mixed
+    assert mixed.to_text().startswith("3:") == (0 <= other < 2**24)
+
+
+@pytest.mark.parametrize("text", ["3:AAA", "3:AA==", "3:!", "4:AAAA"])
+def test_broken_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        TokenColumn.from_text(text)
+    with pytest.raises(ValueError):
+        FloatColumn.from_text("3:AAAA")
+
+
 @given(st.lists(INT32))
 def test_bytes_are_little_endian_int32(tokens: list[int]) -> None:
     assert TokenColumn(tokens).data == struct.pack(f"<{len(tokens)}i", *tokens)

@@ -18,6 +18,8 @@ _NO_LOGPROB = -9999.0
 
 # A quote inside a JSON text has a backslash before it, so these stand nowhere but between values.
 _IDS = b'"prompt_token_ids":'
+_FIRST_BYTES = 64
+"""Of a list with spaces between its items one is found here."""
 _LOGPROBS = b'"logprobs":'
 _LOGPROBS_BEGIN = b'"logprobs":{"content":[{'
 _LOGPROBS_END = b'}]},"'
@@ -66,7 +68,7 @@ def clean(logprob: Any) -> float:
 def _cut_ids(data: bytes) -> tuple[TokenText | None, bytes]:
     begin = data.find(_IDS + b"[")
     end = data.find(b"]", begin)
-    if begin < 0 or end < 0:
+    if begin < 0 or end < 0 or b" " in data[begin : min(end, begin + _FIRST_BYTES)]:
         return None, data
     ids = TokenText(data[begin + len(_IDS) + 1 : end])
     return ids, b"".join((data[:begin], _IDS, b"0", data[end + 1 :]))

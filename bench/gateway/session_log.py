@@ -1,0 +1,100 @@
+"""A session of 60 calls on the log: bytes of its records, of their ids, and the CPU that the ids cost."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import cramjam
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from bench.gateway.deployment import Broker, Gateway
+from bench.gateway.load import Client, request
+from bench.gateway.workload import SessionLoad, ids
+from polar.core.dialects.engine_answer import load_call
+from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
+from polar.core.token_text import TokenText
+from polar.kafka.reader import read_all_raw
+from schemas.base import canonical_json
+from schemas.calls import CallRecord
+from schemas.codec import decode
+from schemas.columns import TokenColumn
+from schemas.topics import CALLS
+
+_ZSTD = 4
+"""Kafka's number of the codec."""
+_LEVEL = 1
+"""As polar.kafka.compat sets it."""
+
+
+def session_on_the_log(broker: Broker, gateway: Gateway, load: SessionLoad) -> dict[str, Any]:
+    """Drive one session call by call, then read it back. One call at a time: a record is a batch."""
+    (key,) = gateway.keys(1)
+    asyncio.run(_drive(gateway, key, load))
+    records: list[tuple[CallRecord, bytes]] = []
+    for raw in asyncio.run(read_all_raw(broker.settings, CALLS)):
+        event = decode(raw.value, CALLS)
+        if isinstance(event, CallRecord) and event.session_id == gateway.last_session:
+            records.append((event, raw.value or b""))
+    if len(records) != load.calls:
+        raise RuntimeError(f"{len(records)} records of {load.calls} calls are on the log")
+    last = records[-1][0]
+    return {
+        "log_mb": sum(_batch_bytes(data) for _, data in records) / 1e6,
+        "ids_mb": sum(_ids_bytes(record) for record, _ in records) / 1e6,
+        "last_prompt_tokens": last.prompt.kept + len(last.prompt.new_ids),
+    }
+
+
+def record_cpu_us(load: SessionLoad) -> float:
+    """CPU a call for its ids: read from the engine's bytes, delta-encoded, compressed, remembered."""
+    history = SessionHistory()
+    tools = history.tools(EncodedTools.of(()))
+    messages = EncodedMessages.of(())
+    everything = ids(0, load.last_prompt + load.sampled)
+    answers = []
+    for call in range(load.calls):
+        size = load.prompt(call)
+        choice = {"token_ids": everything[size : size + load.sampled]}
+        answer = {"choices": [choice], "prompt_token_ids": everything[:size]}
+        answers.append(json.dumps(answer, separators=(",", ":")).encode())
+    begun = time.thread_time()
+    for seq, data in enumerate(answers, start=1):
+        body = load_call(data)
+        prompt, sampled = body["prompt_token_ids"], body["choices"][0]["token_ids"]
+        column, packed = history.pack(prompt), TokenColumn(sampled)
+        delta = history.prompt(column)
+        cramjam.zstd.compress(_ids_text(delta.new_ids, packed), level=_LEVEL)
+        known = TokenText.of(sampled, behind=prompt.text)
+        history.remember(seq, column, packed, known.text, messages, tools)
+    return 1e6 * (time.thread_time() - begun) / load.calls
+
+
+async def _drive(gateway: Gateway, key: str, load: SessionLoad) -> None:
+    client = Client(gateway.port)
+    messages = load.first_messages()
+    for call in range(load.calls):
+        answer = json.loads(await client.ask(request(gateway.port, load.body(messages), key=key)))
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        if call + 1 < load.calls:
+            messages.append(load.next_message(call))
+    client.close()
+
+
+def _batch_bytes(value: bytes) -> int:
+    """What a record costs on the log, framing included, as a batch of its own."""
+    builder = DefaultRecordBatchBuilder(
+        2, _ZSTD, is_transactional=0, producer_id=1, producer_epoch=0, base_sequence=0, batch_size=1 << 26
+    )
+    builder.append(0, 0, key=b"bench-gateway-0/0/0/1", value=value, headers=[])
+    return len(builder.build())
+
+
+def _ids_bytes(record: CallRecord) -> int:
+    return len(cramjam.zstd.compress(_ids_text(record.prompt.new_ids, record.sampled_ids), level=_LEVEL))
+
+
+def _ids_text(prompt: TokenColumn, sampled: TokenColumn) -> bytes:
+    """The part of a record's JSON that is ids."""
+    columns = {"new_ids": prompt, "sampled_ids": sampled}
+    return canonical_json({name: column.to_text() for name, column in columns.items()})
