@@ -165,6 +165,7 @@ class _Planner:
         tools = renderer.tools(self._asked.tools, self._tools)
         try:
             follows = renderer.continuation(messages[:at], parent.shape, messages[at + 1 :], tools, options)
+            new = renderer.encoder.encode_marked(follows.text)
         except TemplateError:
             return self._planned(relation, "engine", why_engine="template_refuses")
         if not follows.keeps_history and self._policy == "template":
@@ -177,7 +178,7 @@ class _Planner:
         closed = kept > 0 and kept == len(sampled) and sampled[-1] == renderer.close_id
         if not closed:
             tail = [*tail, renderer.close_id]
-        tail = [*tail, *renderer.encoder.encode_marked(follows.text)]
+        tail = [*tail, *new]
         if relation in ("extended", "arguments_reserialized"):
             if not closed:
                 relation = "truncated"

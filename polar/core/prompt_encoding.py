@@ -8,10 +8,12 @@ once more, without marks and without added tokens. Content without such text is 
 """
 
 import re
-from array import array
 from collections.abc import Sequence
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
+
+from polar.core.chat_template import TemplateError
+from schemas.columns import TokenColumn
 
 
 class PromptEncoder:
@@ -45,8 +47,8 @@ class PromptEncoder:
         """Whether every reserved text can be encoded as ordinary text with this tokenizer."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text whose reserved words are meant."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Ids of text whose reserved words are meant. Raises TemplateError for half a character."""
+        return self._encoding(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
@@ -77,10 +79,10 @@ class PromptEncoder:
         return "".join([*parts, text[last:]]) if parts else text
 
     def encode_marked(self, text: str) -> list[int]:
-        """Ids of a rendering whose untrusted parts went through `marked`."""
+        """Ids of a rendering whose untrusted parts went through `marked`. Raises TemplateError."""
+        encoding = self._encoding(text)
         if self._mark not in text:
-            return self.encode(text)
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            return encoding.ids
         ids: list[int] = []
         start, first = 0, 0
         """Begin of the present stretch: in the text, and among the ids."""
@@ -91,6 +93,13 @@ class PromptEncoder:
                 ids.append(token_id)
                 start, first = end, index + 1
         return ids + self._stretch(text[start:], found[first:])
+
+    def _encoding(self, text: str) -> Encoding:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            # Arguments in JSON may spell half a surrogate pair, which no UTF-8 has.
+            raise TemplateError(f"the conversation holds what is no text: {error}") from error
 
     def _may_hold_reserved(self, text: str) -> bool:
         return any(beginning in text for beginning in self._beginnings)
@@ -108,9 +117,9 @@ class PromptEncoder:
 
 def packed(ids: Sequence[int]) -> bytes:
     """Ids as little-endian int32, the form of token columns."""
-    return array("i", ids).tobytes()
+    return TokenColumn(ids).data
 
 
 def unpacked(data: bytes) -> list[int]:
     """The ids of packed bytes."""
-    return array("i", data).tolist()
+    return TokenColumn.from_bytes(data).tolist()

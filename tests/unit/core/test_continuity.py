@@ -207,8 +207,10 @@ def test_a_template_that_refuses_leaves_the_engine_to_say_so(demo_tokenizer_fold
     loop = Loop(llama3_shape(demo_tokenizer_folder).renderer())
     loop.call(START, text_answer())
     two = {"role": "assistant", "content": "", "tool_calls": call_answer()["tool_calls"] * 2}
-    planned = loop.plan_of([*START, text_answer(), user(), two, user()])
-    assert (planned.rendering, planned.why_engine) == ("engine", "template_refuses")
+    half = call_answer('{"cmd": "\\ud800"}')
+    for odd in (two, half):
+        planned = loop.plan_of([*START, text_answer(), user(), odd, user()])
+        assert (planned.rendering, planned.why_engine) == ("engine", "template_refuses")
 
 
 def test_untrusted_special_text_is_rendered_here(loop: Loop) -> None:
