@@ -194,6 +194,7 @@ def describe(parts: Parts) -> dict[str, Any]:
             for slot in parts.engines.slots.values()
         },
         "prompts": {
+            "no_renderer_because": parts.prompts.trouble,
             "relation": dict(parts.prompts.relations),
             "rendering": dict(parts.prompts.renderings),
             "why_engine": dict(parts.prompts.engine_reasons),

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from polar.core.metrics import Metrics
-from polar.core.rendering import Renderer
 from polar.errors import LogError, SettingsError
 from polar.gateway.adapters import new_adapter
 from polar.gateway.continuity_rows import ContinuityRows
@@ -87,6 +86,7 @@ class Parts:
             "calls_by_relation_total": self.prompts.relations,
             "prompts_by_rendering_total": self.prompts.renderings,
             "engine_prompts_by_reason_total": self.prompts.engine_reasons,
+            "forgotten_calls_total": self.prompts.forgotten,
             "cut_tokens_total": self.prompts.cut_tokens,
             "calls_without_ids_total": self.sessions.num_lost_ids,
             "history_bytes": self.sessions.history_bytes,
@@ -123,7 +123,7 @@ async def running_parts(
         rows = ContinuityRows(log.data_dir / "gateway" / settings.id / "continuity")
         sessions = SessionTable(spool, rows, settings.id, settings.history_max_bytes)
         sessions.recover("gateway restarted")
-        prompts = Prompts(await _renderer(settings), settings.thinking)
+        prompts = await _prompts(settings)
         engines = EnginePool(
             [
                 new_adapter(
@@ -164,13 +164,14 @@ async def running_parts(
         spool.close()
 
 
-async def _renderer(settings: GatewaySettings) -> Renderer | None:
-    """The engines' template and tokenizer; without them engines render every prompt."""
+async def _prompts(settings: GatewaySettings) -> Prompts:
+    """With the engines' template and tokenizer; without them engines render every prompt."""
     if settings.model_path is None:
-        logger.info("POLAR_GATEWAY_MODEL_PATH is not set: engines render every prompt themselves")
-        return None
+        trouble = "POLAR_GATEWAY_MODEL_PATH is not set"
+        logger.info("engines render every prompt themselves: %s", trouble)
+        return Prompts(None, settings.thinking, trouble)
     try:
-        return await asyncio.to_thread(
+        renderer = await asyncio.to_thread(
             load_renderer,
             settings.model_path,
             settings.chat_template,
@@ -178,7 +179,8 @@ async def _renderer(settings: GatewaySettings) -> Renderer | None:
         )
     except RendererError as error:
         logger.warning("engines render every prompt themselves: %s", error)
-        return None
+        return Prompts(None, settings.thinking, str(error))
+    return Prompts(renderer, settings.thinking)
 
 
 async def _flush(parts: Parts) -> None:

@@ -31,13 +31,17 @@ _IGNORED = ({"role": "user", "content": "The prompt is in kv_transfer_params."},
 class Prompts:
     """Plans prompts and counts how they came about."""
 
-    def __init__(self, renderer: Renderer | None, policy: Policy) -> None:
+    def __init__(self, renderer: Renderer | None, policy: Policy, trouble: str = "") -> None:
+        """`trouble`: why there is no renderer, in words."""
         self.renderer = renderer
+        self.trouble = trouble
         self._policy = policy
         self.relations: Counter[str] = Counter()
         self.renderings: Counter[str] = Counter()
         self.engine_reasons: Counter[str] = Counter()
         """Why engines rendered prompts."""
+        self.forgotten = 0
+        """Calls that left a session's memory because it had too many."""
         self.cut_tokens = 0
         """Sampled ids that no harness saw and no later prompt holds."""
 
@@ -69,6 +73,7 @@ class Prompts:
     ) -> list[bytes]:
         """Make recorded choices continuable; returns the rows that a restart needs for that."""
         rows = []
+        forgotten = live.continuity.forgotten
         for record in records:
             choice = captured.choices.get(record.choice_index) or CapturedChoice()
             known = answered(
@@ -87,6 +92,7 @@ class Prompts:
             ids = prompt.data + record.sampled_ids.data if prompt and self.renderer else None
             if (row := live.continuity.add(known, ids, planned.basis)) is not None:
                 rows.append(row)
+        self.forgotten += live.continuity.forgotten - forgotten
         return rows
 
 

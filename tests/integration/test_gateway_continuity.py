@@ -103,10 +103,16 @@ async def test_what_was_sampled_stays_in_every_later_prompt(engine: RunningEngin
         talk.reply("user", "End.")
         await talk.ask(gateway, key, "Bye.", stream=True)
         await eventually(lambda: len(log.calls()) == 5)
+        long = [*talk.messages, {"role": "user", "content": "one two three " * 2000}]
+        status, refused, _ = await gateway.chat(key, {"messages": long, "tools": [TOOL]})
+        assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
+        await eventually(lambda: len(log.calls()) == 6)
         counters = gateway.parts.recorder.counters
         assert not counters["ids_incomplete"] + counters["prompt_ignored"]
 
-    records = log.calls(SESSION)
+    *records, overlong = log.calls(SESSION)
+    assert overlong.continuity is not None
+    assert overlong.continuity.rendering == "spliced"
     relations = [record.continuity.relation for record in records if record.continuity]
     assert relations[0] == "first"
     assert relations[2] in ("drifted", "extended")

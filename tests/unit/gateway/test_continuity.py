@@ -220,6 +220,8 @@ async def test_a_folder_without_a_usable_template_leaves_rendering_to_the_engine
     async with running_gateway(tmp_path, engine.url, model_path=folder) as gateway:
         (slot,) = gateway.parts.engines.slots.values()
         assert slot.rendering == "no_renderer"
+        _, state = await gateway.admin("GET", "/admin/state")
+        assert "does not close" in state["prompts"]["no_renderer_because"]
         status, _, _ = await gateway.chat(await gateway.open())
         assert status == 200
 
