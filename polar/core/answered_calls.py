@@ -10,6 +10,7 @@ from polar.core.chat_template import Message
 from polar.core.continuity import spelling
 from polar.core.continuity_table import KnownCall
 from polar.core.message_marks import answer_mark
+from polar.core.rendering import thinks
 
 _LONG = 40
 """Characters from which on a text is not said twice by chance."""
@@ -37,6 +38,7 @@ def answered(
     of what the model sees.
     """
     calls = answer.get("tool_calls") or ()
+    is_inline = not has_reasoning and thinks(answer)
     return replace(
         known,
         seq=seq,
@@ -44,7 +46,8 @@ def answered(
         spelling=spelling(answer),
         call_ids=tuple(str(call.get("id")) for call in calls),
         call_names=tuple(str((call.get("function") or {}).get("name")) for call in calls),
-        has_reasoning=has_reasoning,
+        has_reasoning=has_reasoning or is_inline,
+        is_inline=is_inline,
         finish_reason=finish_reason,
         stop_reason=stop_reason if isinstance(stop_reason, (str, int)) else None,
         said=_said(answer),

@@ -66,6 +66,8 @@ class KnownCall:
     call_ids: tuple[str, ...] = ()
     call_names: tuple[str, ...] = ()
     has_reasoning: bool = False
+    is_inline: bool = False
+    """Its reasoning stands in its content."""
     thought_before: bool = False
     """An earlier answer of the same user turn had reasoning."""
     finish_reason: str | None = None
@@ -97,6 +99,7 @@ class KnownCall:
         """The answer for the template."""
         return AnswerShape(
             has_reasoning=self.has_reasoning,
+            is_inline=self.is_inline,
             thought_before=self.thought_before,
             calls=tuple(zip(self.call_ids, self.call_names, strict=True)),
         )
@@ -182,7 +185,7 @@ class ContinuityTable:
 
 _BYTES_FIELDS = ("system", "before", "answer", "spelling")
 _PLAIN_FIELDS = (
-    "seq", "parent", "thread_id", "kind", "tools", "call_ids", "call_names", "has_reasoning",
+    "seq", "parent", "thread_id", "kind", "tools", "call_ids", "call_names", "has_reasoning", "is_inline",
     "thought_before", "finish_reason", "stop_reason", "said", "prompt_tokens", "sampled_tokens",
 )  # fmt: skip
 _TUPLE_FIELDS = ("call_ids", "call_names", "said")

@@ -20,6 +20,7 @@ _MAX_SHAPES = 1024
 _CLIP = 128
 """Characters that are kept at either end of a message that is only looked back on."""
 _END = 32
+THINK_END = "</think>"
 UNTRUSTED_ROLES = frozenset({"user", "tool"})
 
 
@@ -32,6 +33,8 @@ class AnswerShape:
     """What the template must know of an answer to continue behind it; its texts do not matter."""
 
     has_reasoning: bool = False
+    is_inline: bool = False
+    """Its reasoning stands in its content: the engine does not part the two."""
     thought_before: bool = False
     """An earlier answer of the same user turn had reasoning, sent back by the harness or not."""
     calls: tuple[tuple[str, str], ...] = ()
@@ -161,7 +164,9 @@ class Renderer:
 
     def _masked(self, answer: AnswerShape) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self._body}
-        if answer.has_reasoning:
+        if answer.is_inline:
+            message["content"] = _inline(self._thought, self._body)
+        elif answer.has_reasoning:
             message["reasoning"] = self._thought
         if answer.calls:
             message["tool_calls"] = [
@@ -228,7 +233,7 @@ def look_back(history: Sequence[Message], *, thought: bool) -> list[Message]:
     # One developer message moves all system messages to the front, later ones too.
     chosen |= {index for index, message in enumerate(history) if message["role"] == "developer"}
     answers = [index for index in range(last_user, len(history)) if history[index]["role"] == "assistant"]
-    thinking = [index for index in answers if history[index].get("reasoning")]
+    thinking = [index for index in answers if thinks(history[index])]
     for last in (answers[-1:], thinking[-1:]):
         for index in last:
             chosen.add(index)
@@ -266,11 +271,23 @@ def _ends(message: Message) -> tuple[Hashable, ...]:
     content = message.get("content") or ""
     if message["role"] == "user":
         return content[:_END], content[-_END:]
-    return bool(content), message["role"] == "assistant" and "</" in content
+    return bool(content), message["role"] == "assistant" and THINK_END in content
 
 
 def _clipped(message: Message) -> Message:
     content = message.get("content") or ""
     if len(content) <= 2 * _CLIP:
         return message
+    if message["role"] == "assistant" and THINK_END in content:
+        said = content.rpartition(THINK_END)[2].lstrip()
+        return {**message, "content": _inline("…", said[-_CLIP:])}
     return {**message, "content": content[:_CLIP] + content[-_CLIP:]}
+
+
+def _inline(thought: str, said: str) -> str:
+    return f"<think>\n{thought}\n{THINK_END}\n\n{said}"
+
+
+def thinks(answer: Message) -> bool:
+    """Whether an answer shows reasoning, apart or in its content."""
+    return bool(answer.get("reasoning")) or THINK_END in (answer.get("content") or "")

@@ -60,7 +60,11 @@ def answers(draw: st.DrawFn, *, thinks: bool, one_call: bool) -> Message:
             for value in calls
         ]
     if thinks and draw(st.booleans()):
-        answer["reasoning"] = draw(solid_text)
+        thought = draw(solid_text)
+        if draw(st.booleans()):
+            answer["reasoning"] = thought
+        else:
+            answer["content"] = f"<think>\n{thought}\n</think>\n\n{answer['content']}"
     return answer
 
 
@@ -169,14 +173,19 @@ def test_the_short_look_sees_every_rewriting_that_the_whole_text_shows(
     tools = renderer.tools(talk.tools, json.dumps(talk.tools))
     options = talk.fields.get("chat_template_kwargs", {})
     marker = "Nachgedacht" * 3
+    is_inline = "</think>" in answer["content"]
     shown = {**answer, "reasoning": marker} if "reasoning" in answer else answer
+    if is_inline:
+        said = answer["content"].rpartition("</think>\n\n")[2]
+        shown = {**answer, "content": f"<think>\n{marker}\n</think>\n\n{said}"}
     asked = talk.asked(history)
     whole = rendered(renderer, [*history, shown, *new], asked, generation_prompt=True)
     kept = whole.startswith(rendered(renderer, history, asked, generation_prompt=False)) and (
-        "reasoning" not in answer or marker in whole
+        shown is answer or marker in whole
     )
     shape = AnswerShape(
-        has_reasoning="reasoning" in answer,
+        has_reasoning=shown is not answer,
+        is_inline=is_inline,
         thought_before=last.planned.known.thought_before,
         calls=tuple((call["id"], call["function"]["name"]) for call in answer.get("tool_calls", ())),
     )

@@ -223,13 +223,17 @@ def test_untrusted_special_text_is_rendered_here(loop: Loop) -> None:
     assert loop.plan_of([START[0], user(evil)]).rendering == "engine"
 
 
-def test_thinking_of_finished_turns(qwen3_model: ChatModel) -> None:
+@pytest.mark.parametrize("inline", [True, False])
+def test_thinking_of_finished_turns(qwen3_model: ChatModel, *, inline: bool) -> None:
     for policy, relation, rendering in (
         ("template", "thinking_stripped", "engine"),
         ("preserve", "extended", "spliced"),
     ):
         loop = Loop(qwen3_model.renderer(), policy)  # type: ignore[arg-type]
         thinking = call_answer(reasoning="Look first.")
+        if inline:
+            # An engine without a reasoning parser leaves it in the text.
+            thinking = call_answer() | {"content": "<think>\nLook first.\n</think>\n\n"}
         loop.call(START, thinking, tools=TOOLS, sampled=canonical(loop))
         echo = {k: v for k, v in thinking.items() if k != "reasoning"}
         inside = loop.call(
