@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from schemas.tasks import Estimator
+from schemas.trajectories import HIGHEST_VOCABULARY, CallKind
 
 
 def _config(prefix: str) -> SettingsConfigDict:
@@ -194,6 +195,10 @@ class StreamSettings(BaseSettings):
     max_open_groups: int = 5000
     session_idle_seconds: float = 3600.0
     """A session without a record for so long is given up."""
+    train_kinds: tuple[CallKind, ...] = ("agent", "subagent", "compaction")
+    """Kinds of calls that are trained, as a JSON list; `auxiliary` (titles, routing) may be added."""
+    vocabulary: Annotated[int, Field(gt=0, le=HIGHEST_VOCABULARY)] = HIGHEST_VOCABULARY
+    """Size of the model's vocabulary; a call with an id outside of it is not trained."""
     estimator: Estimator = "group_mean_std"
     """How scores of a group become advantages, where its task does not say (`reward.estimator`)."""
 

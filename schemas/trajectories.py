@@ -1,11 +1,28 @@
 """polar.trajectories.v1."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from schemas.base import Event, WireModel
 from schemas.sessions import Outcome
 from schemas.tasks import SamplingSpec
 from schemas.trees import ListedItem, StitchedCall, TokenTree
+
+CallKind = Literal["agent", "subagent", "compaction", "auxiliary"]
+HIGHEST_VOCABULARY = 2**31
+
+
+class UsabilityRules(WireModel):
+    """What a deployment trains; a replay goes by the rules that stand in the record."""
+
+    train_kinds: tuple[CallKind, ...] = ("agent", "subagent", "compaction")
+    """Kinds of calls that are trained; the others are kept, with the reason `auxiliary`."""
+    vocabulary: Annotated[int, Field(gt=0, le=HIGHEST_VOCABULARY)] = HIGHEST_VOCABULARY
+    """Ids from here on, and negative ones, are no tokens: `ids_invalid`. The default: not known."""
+    trains_media: bool = False
+    """Whether the trainer gets the pictures behind placeholder ids. Polar's own reads text only, so
+    such a call is `media_untrained`."""
 
 
 class CallText(WireModel):
@@ -42,5 +59,7 @@ class Trajectory(Event):
     tools: dict[str, tuple[dict[str, Any], ...]] = {}
     """Tool lists by digest."""
     listed: tuple[ListedItem, ...] = ()
+    rules: UsabilityRules = UsabilityRules()
+    """By which calls were judged."""
     algorithm: str
     """Version of the stitching algorithm; equal digests are promised per version."""

@@ -13,26 +13,13 @@ import numpy as np
 
 from schemas.calls import CallRecord, Delivery
 from schemas.columns import FloatColumn
-
-TRAIN_KINDS = frozenset({"agent", "subagent", "compaction"})
-"""Kinds of calls that are trained; `auxiliary` (titles, routing) is kept as context only."""
+from schemas.trajectories import UsabilityRules
 
 _ORDINARY_FINISH = frozenset({"stop", "length", "tool_calls"})
 _LOGPROB_FLOOR = -9999.0
 """Engines write this where they have no log-prob."""
 _TRAINER_LOGPROBS = "processed_logprobs"
 """The only meaning that equals the trainer's log-softmax of logits / temperature."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsabilityRules:
-    """What a deployment trains."""
-
-    train_kinds: frozenset[str] = TRAIN_KINDS
-    vocabulary: int = 2**31
-    """Ids from here on (and negative ones) are no tokens: a call that holds one is not trained."""
-    trains_media: bool = False
-    """Whether the trainer gets the pictures behind placeholder ids. Polar's own reads text only."""
 
 
 @dataclass(slots=True)

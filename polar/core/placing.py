@@ -12,7 +12,7 @@ import numpy as np
 
 from polar.core.branches import Place
 from polar.core.call_kinds import KindOf
-from polar.core.call_usability import Rebuilt, UsabilityRules, media_parts
+from polar.core.call_usability import Rebuilt, media_parts
 from polar.core.drift import HEAD_TOKENS
 from polar.core.prefix_tree import (
     HIGHEST_ID,
@@ -24,6 +24,7 @@ from polar.core.prefix_tree import (
     highest_id,
 )
 from schemas.calls import CallRecord
+from schemas.trajectories import UsabilityRules
 from schemas.trees import Split, TokenTree
 
 

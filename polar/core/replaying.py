@@ -15,7 +15,6 @@ from typing import Literal, cast
 
 from polar.core.advantages import AdvantageRule
 from polar.core.batching import BatchMismatchError, remake_batch
-from polar.core.call_usability import UsabilityRules
 from polar.core.drift import Decode
 from polar.core.grouping import GroupState
 from polar.core.session_log import SessionLog
@@ -25,10 +24,11 @@ from schemas.batches import BatchManifest, Builder, PackedRow
 from schemas.calls import CallRecord, SessionAbandoned, SessionOpened, SessionSealed
 from schemas.group_events import GroupMembersFixed, GroupOpened, GroupSealed
 from schemas.groups import ScoredGroup
+from schemas.ids import trajectory_id
 from schemas.policies import PolicyPublished
 from schemas.rewards import Reward
 from schemas.tasks import Estimator
-from schemas.trajectories import Trajectory
+from schemas.trajectories import Trajectory, UsabilityRules
 
 Kind = Literal["trajectory", "group", "batch"]
 
@@ -116,6 +116,8 @@ class _Recorded:
     rows: dict[int, dict[int, PackedRow]] = field(default_factory=dict)
     policies: list[PolicyPublished] = field(default_factory=list)
     trajectories: dict[str, str] = field(default_factory=dict)
+    rules: dict[str, UsabilityRules] = field(default_factory=dict)
+    """Trajectory id → rules of its recorded trajectory."""
     scored: dict[str, str] = field(default_factory=dict)
     """Digests of recorded trajectories and ScoredGroups by id."""
     estimators: dict[str, str] = field(default_factory=dict)
@@ -144,6 +146,7 @@ class _Recorded:
                 self.rewards.setdefault(event.group_id, {}).setdefault(event.reward_id, event)
             case Trajectory() as event:
                 self.trajectories.setdefault(event.trajectory_id, digest_of(event))
+                self.rules.setdefault(event.trajectory_id, event.rules)
             case ScoredGroup() as event:
                 self.scored.setdefault(event.group_id, digest_of(event))
                 self.estimators.setdefault(event.group_id, event.estimator)
@@ -156,9 +159,12 @@ class _Recorded:
             case _:
                 pass
 
-    def stitch(self, rules: UsabilityRules | None, decode: Decode | None = None) -> dict[str, Trajectory]:
-        """Trajectories of the closed sessions by id."""
-        made = [self.sessions[key].close(closing, rules, decode) for key, closing in self.closings.items()]
+    def stitch(self, decode: Decode | None = None) -> dict[str, Trajectory]:
+        """Trajectories of the closed sessions by id, judged by the recorded rules."""
+        made = [
+            self.sessions[key].close(closing, self.rules.get(trajectory_id(key)), decode)
+            for key, closing in self.closings.items()
+        ]
         return {trajectory.trajectory_id: trajectory for trajectory in made}
 
 
@@ -168,25 +174,23 @@ def restitch(records: Iterable[LogRecord], decode: Decode | None = None) -> dict
     recorded = _Recorded()
     for record in records:
         recorded.take(record)
-    return recorded.stitch(None, decode)
+    return recorded.stitch(decode)
 
 
 def replay(
     records: Iterable[LogRecord],
     options: ReplayOptions | None = None,
-    *,
-    rules: UsabilityRules | None = None,
 ) -> Replay:
     """Rebuild everything from the log of a run.
 
     Needs the calls, rewards, group-events, trajectories, groups, batches and policies topics;
-    recorded outputs are only compared. `rules` must be the run's own for equal digests.
+    recorded outputs are only compared, and tell by which rules calls were judged.
     """
     options = options or ReplayOptions()
     recorded = _Recorded()
     for record in records:
         recorded.take(record)
-    trajectories = recorded.stitch(rules)
+    trajectories = recorded.stitch()
     groups = _score_groups(recorded, trajectories, options)
     mismatches = [
         *_compare("trajectory", recorded.trajectories, {k: digest_of(v) for k, v in trajectories.items()}),

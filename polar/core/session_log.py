@@ -3,12 +3,11 @@
 Invariant: a log restored from a snapshot closes to the same bytes as the one it was taken of.
 """
 
-from polar.core.call_usability import UsabilityRules
 from polar.core.drift import Decode
 from polar.core.stitching import stitch
 from schemas.base import WireModel
 from schemas.calls import CallRecord, SessionAbandoned, SessionOpened, SessionSealed
-from schemas.trajectories import Trajectory
+from schemas.trajectories import Trajectory, UsabilityRules
 
 
 class SessionSnapshot(WireModel):

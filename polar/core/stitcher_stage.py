@@ -13,14 +13,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 
 from polar.core.batch_metrics import sampled_by_kind
-from polar.core.call_usability import UsabilityRules
-from polar.core.drift import Decode
 from polar.core.metrics import Metrics
 from polar.core.open_keys import OpenKeys
 from polar.core.session_log import SessionLog
 from polar.core.stage import DeadLettered, Emit, LogRecord, Output, Partition
 from polar.core.tree_outline import causes_of
 from schemas.calls import CallRecord, SessionAbandoned, SessionOpened, SessionSealed
+from schemas.trajectories import UsabilityRules
 
 _REMEMBERED_CLOSED = 4096
 """Closed sessions that are remembered, to tell a late call from a duplicate."""
@@ -35,14 +34,11 @@ class StitcherCore:
         max_open_sessions: int = 20_000,
         idle_seconds: float = 3600.0,
         rules: UsabilityRules | None = None,
-        decode: Decode | None = None,
     ) -> None:
-        """`idle_seconds`: a session without a record for so long is given up. `decode`: ids → text,
-        for the splits of a trajectory."""
+        """`idle_seconds`: a session without a record for so long is given up."""
         self._max_open = max_open_sessions
         self._idle_seconds = idle_seconds
         self._rules = rules
-        self._decode = decode
         self._keys = OpenKeys(2 * max_open_sessions)
         self._logs: dict[str, SessionLog] = {}
         self._touched: OrderedDict[str, float] = OrderedDict()
@@ -164,7 +160,7 @@ class StitcherCore:
         if log is None:
             self._counts["repeated_closings"] += 1
             return []
-        trajectory = log.close(event, self._rules, self._decode)
+        trajectory = log.close(event, self._rules)
         self._closed[session_id] = frozenset(log.records)
         while len(self._closed) > _REMEMBERED_CLOSED:
             self._closed.popitem(last=False)

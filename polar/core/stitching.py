@@ -16,7 +16,6 @@ from polar.core.branches import PlacedPath, PlaceOrder, Relation, relate
 from polar.core.call_kinds import decide_kinds
 from polar.core.call_usability import (
     Attempt,
-    UsabilityRules,
     bad_logprobs,
     orphan_retries,
     own_reason,
@@ -37,7 +36,7 @@ from schemas.calls import CallRecord, Delivery, SessionAbandoned, SessionOpened,
 from schemas.columns import FloatColumn, TokenColumn
 from schemas.ids import call_id, trajectory_id
 from schemas.sessions import Outcome
-from schemas.trajectories import CallText, Trajectory
+from schemas.trajectories import CallText, Trajectory, UsabilityRules
 from schemas.trees import ListedItem, Split, StitchedCall
 
 ALGORITHM = "stitch-2"
@@ -80,6 +79,7 @@ def stitch(
         texts=tuple(_text(call.record) for call in calls),
         tools=_tools(calls),
         listed=_listed(opened.session_id, calls, sealed),
+        rules=rules,
         algorithm=ALGORITHM,
     )
 

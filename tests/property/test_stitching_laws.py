@@ -6,7 +6,6 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.core.call_usability import UsabilityRules
 from polar.core.packing import pack
 from polar.core.prefix_tree import PrefixTree, TreePaths
 from polar.core.session_log import SessionLog, SessionSnapshot
@@ -15,7 +14,7 @@ from schemas.base import digest_of, encode
 from schemas.batches import Builder
 from schemas.calls import CallRecord, MediaPart, PromptDelta
 from schemas.columns import TokenColumn
-from schemas.trajectories import Trajectory
+from schemas.trajectories import Trajectory, UsabilityRules
 from schemas.trees import StitchedCall
 from tests.property.session_scripts import LAWS, Script, scripts
 from tests.unit.core.call_records import SessionRecords

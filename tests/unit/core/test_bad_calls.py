@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from polar.core.call_usability import UsabilityRules
 from polar.core.prefix_tree import TreePaths
 from polar.core.stitcher_stage import StitcherCore
 from polar.core.stitching import stitch
@@ -15,7 +14,7 @@ from schemas.calls import CallRecord, MessagesDelta, PromptDelta
 from schemas.codec import UnreadableRecordError, decode
 from schemas.columns import FloatColumn, TokenColumn
 from schemas.topics import CALLS
-from schemas.trajectories import Trajectory
+from schemas.trajectories import Trajectory, UsabilityRules
 from schemas.trees import StitchedCall
 from tests.unit.core.call_records import SessionRecords
 from tests.unit.core.feed import Feed

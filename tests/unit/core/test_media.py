@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from polar.core.call_usability import UsabilityRules
 from polar.core.stitching import stitch
 from schemas.calls import CallRecord, MediaPart
 from schemas.columns import TokenColumn
-from schemas.trajectories import Trajectory
+from schemas.trajectories import Trajectory, UsabilityRules
 from tests.unit.core.call_records import SessionRecords
 from tests.unit.core.occurrences import live_group
 

@@ -19,7 +19,7 @@ from schemas.rewards import Reward, reward_id
 from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 from schemas.topics import BATCHES, CALLS, GROUPS, POLICIES
-from schemas.trajectories import Trajectory
+from schemas.trajectories import Trajectory, UsabilityRules
 from tests.property.stream_world import MemoryLog, StageRun, run_until_quiet
 from tests.unit.core.call_records import SessionRecords
 
@@ -35,21 +35,21 @@ def reward(session_id: str, value: float, evaluator: str = "e") -> Reward:
     )
 
 
-def recorded() -> list[LogRecord]:
+def recorded(rules: UsabilityRules | None = None, kind: str = "agent") -> list[LogRecord]:
     log = MemoryLog()
     members = []
     log.write(GroupOpened(group_id="t", policy="policy", size=2, reward=RewardSpec()))
     for member in range(2):
         session = SessionRecords(f"t/{member}/0/1")
         log.write(session.opened)
-        log.write(session.call([1, 2], [3, 4 + member]))
+        log.write(session.call([1, 2], [3, 4 + member], kind=kind))
         log.write(session.sealed())
         log.write(reward(session.session_id, float(member)))
         members.append(GroupMember(session_id=session.session_id, outcome=Outcome.COMPLETED))
     log.write(GroupMembersFixed(group_id="t", members=tuple(members)))
     rule = BatchRule(groups_per_batch=1, row_tokens=8)
     runs = [
-        StageRun(log, StitcherCore, (CALLS,)),
+        StageRun(log, lambda: StitcherCore(rules=rules), (CALLS,)),
         StageRun(log, GrouperCore, TOPICS),
         StageRun(log, lambda: PackerCore(rule), (GROUPS, BATCHES, POLICIES)),
     ]
@@ -80,6 +80,19 @@ def test_a_faithful_replay_agrees_with_everything() -> None:
     manifests = [record.event for record in records if isinstance(record.event, BatchManifest)]
     assert result.digests()["batches"] == batches_digest(manifests)
     assert len(result.batches[0].rows) == manifests[0].row_count > 0
+
+
+def test_calls_are_judged_by_the_rules_of_the_run() -> None:
+    """Side calls are trained in this run; a replay needs no setting to know it."""
+    rules = UsabilityRules(train_kinds=("agent", "auxiliary"))
+    result = replay(recorded(rules, kind="auxiliary"))
+    assert result.mismatches == ()
+    assert [call.untrainable for each in result.trajectories.values() for call in each.calls] == [None, None]
+    left_out = replay(recorded(kind="auxiliary"))
+    assert left_out.mismatches == ()
+    assert {call.untrainable for each in left_out.trajectories.values() for call in each.calls} == {
+        "auxiliary"
+    }
 
 
 def test_every_falsified_value_is_named() -> None:

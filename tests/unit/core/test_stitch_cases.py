@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from polar.core.call_usability import UsabilityRules
 from polar.core.drift import Decode
 from polar.core.packing import pack
 from polar.core.prefix_tree import PrefixTree, TreePaths
@@ -14,7 +13,7 @@ from polar.core.stitching import stitch
 from schemas.batches import Builder
 from schemas.calls import Delivery, MediaPart, Usage
 from schemas.columns import FloatColumn
-from schemas.trajectories import Trajectory
+from schemas.trajectories import Trajectory, UsabilityRules
 from tests.unit.core.call_records import SessionRecords, common, interval
 from tests.unit.core.given_cases import Case, cases, number
 from tests.unit.core.occurrences import live_group, trained_in
@@ -77,7 +76,7 @@ def _sessions(case: Case, *, delta: bool) -> dict[str, SessionRecords]:
 
 def _trajectories(case: Case, *, delta: bool, decode: Decode | None = None) -> list[Trajectory]:
     config = case["given"]["config"]
-    rules = UsabilityRules(frozenset(config["train_kinds"]), trains_media=True)
+    rules = UsabilityRules(train_kinds=tuple(config["train_kinds"]), trains_media=True)
     return [
         stitch(session.opened, session.records, session.sealed(), rules, decode)
         for session in _sessions(case, delta=delta).values()
