@@ -68,6 +68,17 @@ def test_a_history_that_is_edited_once_and_then_restored_goes_back_to_its_branch
     assert leaves(trajectory) == 2
 
 
+def test_a_later_answer_that_ends_inside_an_earlier_prompt_is_not_what_that_prompt_extends() -> None:
+    session = SessionRecords()
+    session.call([SYSTEM, 1, 2, MORE], [3])
+    session.call([SYSTEM], [1])
+    session.call([SYSTEM, 1, 2, MORE, 3, ASK], [4], base=1)
+    session.call([SYSTEM, 1, 2, ASK], [5], base=1)
+    trajectory = whole(session)
+    assert extends(trajectory) == [None, None, 1, 2]
+    assert breaks(trajectory) == {2: (1, 1), 4: (3, 3)}
+
+
 def test_sampled_ids_under_another_prefix_are_context_there() -> None:
     """The suffix [2, 3] of the first answer stands at the same offset behind another id."""
     session = SessionRecords()
