@@ -9,6 +9,7 @@ import pytest
 from schemas.calls import Delivery
 from tests.unit.gateway.fake_engine import Answer, Connection, FakeEngine
 from tests.unit.gateway.running import (
+    SESSION,
     RunningGateway,
     eventually,
     parse_events,
@@ -124,7 +125,8 @@ async def lose_the_end(gateway: RunningGateway, key: str, body: dict[str, Any]) 
     await eventually(lambda: gateway.parts.spool.num_records == 1)
     call.cancel()
     await asyncio.wait({call})
-    await asyncio.sleep(0.05)
+    (entry,) = gateway.parts.retries._by_session[SESSION].values()
+    await eventually(lambda: not entry.answer._clients)
     gateway.log.gate.set()
     await eventually(lambda: gateway.parts.spool.num_records == 0)
 
