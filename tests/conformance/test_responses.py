@@ -224,3 +224,41 @@ async def test_a_websocket_is_refused_so_that_codex_posts(world: Scripted) -> No
     headers = {"Authorization": f"Bearer {world.key}", "Upgrade": "websocket", "Connection": "Upgrade"}
     async with world.gateway.http.get(f"{world.url}/v1/responses", headers=headers) as response:
         assert response.status == 426
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        ("auto", None),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "name": "weather"}, {"type": "function", "function": {"name": "weather"}}),
+        ({"type": "custom", "name": "patch"}, {"type": "function", "function": {"name": "patch"}}),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+            "required",
+        ),
+    ],
+)
+async def test_tool_choice(world: Scripted, client: openai.AsyncOpenAI, choice: Any, sent: Any) -> None:
+    world.say(Say("", calls=[("weather", "{}"), ("weather", "{}")]))
+    response = await ask(
+        client, stream=False, tools=[WEATHER, PATCH], tool_choice=choice, parallel_tool_calls=False
+    )
+    assert world.sent.get("tool_choice") == sent
+    assert len(response.output) == 1
+    forced = sent is not None and sent != "none"
+    assert (await world.record()).untrainable == ("constrained_sampling" if forced else None)
+
+
+async def test_images_reach_the_engine(world: Scripted, client: openai.AsyncOpenAI) -> None:
+    world.say(Say("A fox."))
+    image: Any = {"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,AAAA"}
+    text: Any = {"type": "input_text", "text": "What is it?"}
+    call: Any = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"}
+    output: Any = {"type": "function_call_output", "call_id": "a", "output": [image]}
+    await ask(client, stream=False, input=[{"role": "user", "content": [image, text]}, call, output])
+    seen = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    user, _, result = world.sent["messages"]
+    assert user["content"] == [seen, {"type": "text", "text": "What is it?"}]
+    assert result["content"] == [seen]
