@@ -22,10 +22,9 @@ KINDS = (CONTEXT, "agent", "subagent", "compaction", "auxiliary", UNTRAINABLE)
 
 def kind_of(call: StitchedCall) -> str:
     """The kind under which the sampled tokens of a call count. Auxiliary calls keep their kind,
-    though they are not trained by default."""
-    if call.untrainable is not None and call.kind != "auxiliary":
-        return UNTRAINABLE
-    return call.kind
+    though they are not trained by default; a kind of another version counts as untrainable."""
+    is_left_out = call.untrainable is not None and call.kind != "auxiliary"
+    return UNTRAINABLE if is_left_out or call.kind not in KINDS else call.kind
 
 
 @dataclass(frozen=True, slots=True)

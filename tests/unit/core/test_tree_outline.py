@@ -55,6 +55,12 @@ def test_a_token_that_a_usable_call_sampled_is_trained_whoever_else_sampled_it()
     assert found.by_kind == {"context": 1, "subagent": 2, "untrainable": 1}
 
 
+def test_a_kind_of_a_later_version_is_no_error() -> None:
+    made = trajectory()
+    odd = made.calls[0].model_copy(update={"kind": "critic"})
+    assert outline(made.model_copy(update={"calls": (odd, *made.calls[1:])})).by_kind["untrainable"] == 4
+
+
 def test_causes_are_counted_once_a_call_by_harness_and_model() -> None:
     records = session()
     sealed = stitch(records.opened, records.records, records.sealed())
