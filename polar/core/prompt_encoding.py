@@ -39,10 +39,11 @@ class PromptEncoder:
             key=len,
             reverse=True,
         )
-        self._beginnings = sorted({text[:2] for text in texts})
-        """Most text holds none of them, and a plain search is far faster than a pattern."""
+        alternatives = "|".join(map(re.escape, texts)) or "(?!)"
+        self._any = re.compile(alternatives)
+        """Far faster than the look-ahead, and most text holds none of them."""
         # A look-ahead finds texts that overlap too.
-        self._reserved = re.compile(f"(?=(?:{'|'.join(map(re.escape, texts))}))")
+        self._reserved = re.compile(f"(?=(?:{alternatives}))")
         self.protects = all(self._is_plain_text(text) for text in texts)
         """Whether every reserved text can be encoded as ordinary text with this tokenizer."""
 
@@ -65,11 +66,11 @@ class PromptEncoder:
 
     def holds_reserved(self, text: str) -> bool:
         """Whether a tokenizer would find a protected token in this text."""
-        return self._may_hold_reserved(text) and self._reserved.search(text) is not None
+        return self._any.search(text) is not None
 
     def marked(self, text: str) -> str:
         """Untrusted text with its reserved words broken up, for a rendering that `encode_marked` reads."""
-        if not self._may_hold_reserved(text):
+        if self._any.search(text) is None:
             return text
         parts: list[str] = []
         last = 0
@@ -100,9 +101,6 @@ class PromptEncoder:
         except TypeError as error:
             # Arguments in JSON may spell half a surrogate pair, which no UTF-8 has.
             raise TemplateError(f"the conversation holds what is no text: {error}") from error
-
-    def _may_hold_reserved(self, text: str) -> bool:
-        return any(beginning in text for beginning in self._beginnings)
 
     def _stretch(self, text: str, ids: list[int]) -> list[int]:
         """Ids of text between added tokens, which the tokenizer read as `ids`, marks included."""
