@@ -78,18 +78,22 @@ def resolve(options: UpOptions) -> Deployment:
     chosen = {**kept.chosen, **given}
     if options.model_path is not None:
         chosen["POLAR_ENGINE_MODEL_PATH"] = chosen["POLAR_TRAINER_MODEL_PATH"] = str(options.model_path)
-    # The gateway continues prompts with the tokenizer and the template that the engine uses.
-    for name in ("MODEL_PATH", "CHAT_TEMPLATE"):
-        if f"POLAR_ENGINE_{name}" in chosen:
-            chosen.setdefault(f"POLAR_GATEWAY_{name}", chosen[f"POLAR_ENGINE_{name}"])
     chosen["POLAR_DATA_DIR"] = str(options.data_dir)
     chosen["POLAR_BOOTSTRAP_SERVERS"] = external or f"127.0.0.1:{ports['broker']}"
     # The markers of an enclosing deployment are no settings of this one.
     chosen = {name: value for name, value in chosen.items() if name not in {MARKER, SERVICE_MARKER}}
-    env = {**_defaults(ports, broker=broker, kafka_home=kafka_home, relay=relay), **chosen}
+    defaults = _defaults(ports, broker=broker, kafka_home=kafka_home, relay=relay)
+    env = {**defaults, **_engine_for_the_gateway(chosen), **chosen}
     keep_deployment(options.data_dir, KeptDeployment(external, kafka_home, relay, chosen, env))
     services = _services(env, ports, relay=relay)
     return Deployment(options.data_dir, broker, ports, env, services)
+
+
+def _engine_for_the_gateway(chosen: Mapping[str, str]) -> dict[str, str]:
+    """The gateway continues prompts with the tokenizer and the template that the engine uses."""
+    names = ("MODEL_PATH", "CHAT_TEMPLATE")
+    given = {name: chosen.get(f"POLAR_ENGINE_{name}") for name in names}
+    return {f"POLAR_GATEWAY_{name}": value for name, value in given.items() if value}
 
 
 def _defaults(ports: Mapping[str, int], *, broker: str, kafka_home: str, relay: bool) -> dict[str, str]:

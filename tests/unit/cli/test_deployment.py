@@ -56,6 +56,15 @@ def test_a_restart_is_the_same_deployment(tmp_path: Path, monkeypatch: pytest.Mo
     assert [service.name for service in again.services] == [service.name for service in first.services]
 
 
+def test_the_gateway_follows_the_engines_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_ENGINE_CHAT_TEMPLATE", "/t.jinja")
+    first = resolve(UpOptions(tmp_path, model_path=Path("/one"), free_ports=True)).env
+    assert (first["POLAR_GATEWAY_MODEL_PATH"], first["POLAR_GATEWAY_CHAT_TEMPLATE"]) == ("/one", "/t.jinja")
+    assert resolve(UpOptions(tmp_path, model_path=Path("/two"))).env["POLAR_GATEWAY_MODEL_PATH"] == "/two"
+    monkeypatch.setenv("POLAR_GATEWAY_MODEL_PATH", "/own")
+    assert resolve(UpOptions(tmp_path)).env["POLAR_GATEWAY_MODEL_PATH"] == "/own"
+
+
 def test_the_present_environment_goes_before_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
