@@ -1,8 +1,8 @@
 """Packing: how full rows are, and what a batch computes, for each builder and two row sizes.
 
-A batch is GROUPS groups of a preset, a new task each; per_request and the references are measured
-on the first group alone, since they compute up to 36 times as much. All figures are token counts
-and do not depend on the machine, but `seconds`, the process time of packing.
+A batch is GROUPS groups of a preset, a new task each, for prefix_tree; FEW_GROUPS of them for the other
+builders, which compute up to 30 times as much. All figures are token counts and do not depend on
+the machine, but `seconds`, the process time of packing.
 
 `row_fill`: tokens of the rows over rows x row size; ancestors that a row repeats are tokens that it
 computes, and are told apart as `repeated_over_unique`. `unique`: distinct (prefix, token) pairs on
@@ -38,7 +38,8 @@ from schemas.rewards import Reward, reward_id
 from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 
-GROUPS = 16
+GROUPS = 32
+FEW_GROUPS = 2
 ROWS = {"32k": 32_768, "128k": 131_072}
 BUILDERS: tuple[Builder, ...] = ("prefix_tree", "prefix_merging", "per_request")
 RANKS = 8
@@ -70,7 +71,7 @@ def measured(name: str, count: int) -> dict[str, Any]:
     groups = [group, *map(scored, others)]
     sizes = {
         size: {
-            builder: packed([group] if builder == "per_request" else groups, builder, tokens)
+            builder: packed(groups if builder == "prefix_tree" else groups[:FEW_GROUPS], builder, tokens)
             for builder in BUILDERS
         }
         for size, tokens in ROWS.items()
@@ -138,6 +139,7 @@ def packed(groups: Sequence[ScoredGroup], builder: Builder, row_tokens: int) -> 
     assert isinstance(repeated, float)
     tree = trained_batch(groups, row_tokens).tree
     return {
+        "groups": len(groups),
         "rows": manifest.row_count,
         "row_fill": metrics["row_fill"],
         "computed_over_unique": metrics["computed_over_unique"],

@@ -16,12 +16,12 @@ Bins = list[list[int]]
 """Indexes of weights by bin."""
 
 
-def fill_bins(weights: Sequence[int], room: int) -> Bins:
+def fill_bins(weights: Sequence[int], room: int, *, is_quick: bool = False) -> Bins:
     """Indexes of `weights` by bin; the sum of a bin is at most `room`.
 
     A weight above `room` gets a bin of its own. No two bins could be one. Of best fit decreasing and
     several ways to fill bin after bin as full as it goes, the one with the fewest bins is taken, of
-    those the one that leaves its room in the fewest bins.
+    those the one that leaves its room in the fewest bins. `is_quick`: best fit decreasing alone.
     """
     if not weights:
         return []
@@ -29,7 +29,8 @@ def fill_bins(weights: Sequence[int], room: int) -> Bins:
         return [list(range(len(weights)))]
     order = sorted(range(len(weights)), key=lambda index: -weights[index])
     found = [_best_fit_decreasing(weights, order, room)]
-    for first in range(len(order)) if len(order) <= _VARIED else (0,):
+    firsts = range(len(order)) if len(order) <= _VARIED else (0,)
+    for first in () if is_quick else firsts:
         found += [_fullest_bins(weights, order, room, seed, first) for seed in _SEEDS]
 
     def cost(bins: Bins) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from polar.core.bin_filling import fill_bins
 from polar.core.needed_tree import NeededTree
 
+_CHOICE = 3
 EXACT_LEAVES = 8
 SEARCH_LEAVES = 24
 SEARCH_STEPS = 20_000
@@ -81,8 +82,13 @@ def _grow(tree: NeededTree, nodes: range, budget: int) -> list[Part]:
     grown: dict[int, list[Part]] = {}
     for node in reversed(nodes):
         if tree.children[node]:
-            parts = [part for child in tree.children[node] for part in grown.pop(child)]
-            bins = fill_bins([part.tokens for part in parts], budget - tree.end(node))
+            below = [grown.pop(child) for child in tree.children[node]]
+            parts = [part for found in below for part in found]
+            # Parts of one child cannot be joined: with few others there is little to choose.
+            others = len(parts) - max(map(len, below))
+            bins = fill_bins(
+                [part.tokens for part in parts], budget - tree.end(node), is_quick=others < _CHOICE
+            )
             parts = [_join([parts[index] for index in members]) for members in bins]
         else:
             parts = [Part([node], 0)] if tree.end(node) <= budget else []
