@@ -38,8 +38,8 @@ from schemas.rewards import Reward, reward_id
 from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 
-GROUPS = 32
-FEW_GROUPS = 2
+GROUPS = 16
+FEW_GROUPS = 1
 ROWS = {"32k": 32_768, "128k": 131_072}
 BUILDERS: tuple[Builder, ...] = ("prefix_tree", "prefix_merging", "per_request")
 RANKS = 8
