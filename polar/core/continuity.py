@@ -9,7 +9,7 @@ untrusted text must be kept from becoming special tokens.
 |---|---|
 | first | opens a conversation |
 | extended | continues a call |
-| drifted | the same; the tokenizer would have written that call's answer in other ids |
+| drifted | the same; the tokenizer would have written the end of its answer in other ids |
 | arguments_reserialized | the same; the harness spells the answer's arguments in another way |
 | truncated | continues a call whose answer was cut: by length, a stop string, a broken connection |
 | retry | has the history of an earlier call |

@@ -16,6 +16,7 @@ from polar.core.prompt_encoding import PromptEncoder
 from polar.core.template_messages import conversation, template_tool
 
 _MAX_TOOL_LISTS = 256
+_LABELLED_TOKENS = 128
 _MAX_SHAPES = 1024
 _CLIP = 128
 """Characters that are kept at either end of a message that is only looked back on."""
@@ -143,8 +144,19 @@ class Renderer:
         return Continuation(text[close + len(self.close) :], keeps)
 
     def is_canonical(self, sampled: list[int]) -> bool:
-        """Whether the tokenizer itself would write this text in these ids."""
-        return self.encoder.encode(self.encoder.decode(sampled)) == sampled
+        """Whether the tokenizer itself would write the end of this text in these ids.
+
+        The end, since a long answer would cost more than all else; it begins with a word.
+        """
+        start = max(0, len(sampled) - _LABELLED_TOKENS)
+        while 0 < start < len(sampled) and not self._begins_word(sampled[start]):
+            start += 1
+        end = sampled[start:]
+        return self.encoder.encode(self.encoder.decode(end)) == end
+
+    def _begins_word(self, token_id: int) -> bool:
+        text = self.encoder.decode([token_id])
+        return len(text) > 1 and text[0] == " " and text[1].isalnum()
 
     def _conversation(self, messages: Sequence[Message], *, trusted: int) -> list[dict[str, Any]]:
         """For the template; untrusted texts behind the first `trusted` messages are marked."""

@@ -191,5 +191,16 @@ def test_templates_that_show_call_ids_are_known(chatml_model: ChatModel) -> None
     assert Renderer(template, encoder, nonce=NONCE).shows_call_ids
 
 
+def test_ids_that_no_tokenizer_writes_are_told_by_the_end_of_an_answer(chat_model: ChatModel) -> None:
+    renderer = chat_model.renderer()
+    encode = renderer.encoder.encode
+    ids = encode("The quick brown fox jumps over the lazy dog; def f(x):\n    return x\n" * 20)
+    assert renderer.is_canonical(ids)
+    assert renderer.is_canonical([*ids, renderer.close_id])
+    assert not renderer.is_canonical([*ids, *encode("qu"), *encode("ick brown")])
+    assert renderer.is_canonical([])
+    assert renderer.is_canonical(encode("x" * 3000))
+
+
 def test_packed_ids() -> None:
     assert unpacked(packed([0, 1, 151_935])) == [0, 1, 151_935]
