@@ -133,6 +133,11 @@ def measure(
                 running.append(gateways[-1].process)
             takes_ids = gateways[0].state()["engines"]["engine-0"]["takes_ids"]
             figures["continuity"] = "on" if takes_ids else "off"
+            figures["memory_kb_per_session"] = report.attempt(
+                "memory of open sessions",
+                ["memory_kb_per_session"],
+                lambda: memory_of_sessions(gateways[1]),
+            )
             target, direct = gateway_target(gateways[0]), direct_target(engine)
             peers = _peers(report, engine, folder, ours, running) if with_peers else {}
             if not with_peers:
@@ -301,9 +306,6 @@ def _session(report: Report, broker: Broker, gateway: Gateway) -> None:
         figures["session_last_prompt_tokens"] = logged["last_prompt_tokens"]
     figures["record_cpu_us"] = report.attempt(
         "ids of a session", ["record_cpu_us"], lambda: record_cpu_us(SessionLoad())
-    )
-    figures["memory_kb_per_session"] = report.attempt(
-        "memory of open sessions", ["memory_kb_per_session"], lambda: memory_of_sessions(gateway)
     )
 
 
