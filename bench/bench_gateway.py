@@ -32,7 +32,7 @@ from bench.gateway.measures import (
     two_workers,
 )
 from bench.gateway.peers import PEERS, start
-from bench.gateway.processes import Process
+from bench.gateway.processes import Process, stop_all
 from bench.gateway.session_log import record_cpu_us, session_on_the_log
 from bench.gateway.workload import LOADS, SessionLoad
 from bench.record import parser, record
@@ -105,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 3
     finally:
+        stop_all()
         os.sched_setaffinity(0, processors)
         shutil.rmtree(folder, ignore_errors=True)
     record(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
+_started: "list[Process]" = []
 
 
 class Process:
@@ -28,6 +29,7 @@ class Process:
                 env={**os.environ, **(env or {})}, cwd=cwd,
             )  # fmt: skip
         os.sched_setaffinity(self._process.pid, processors)
+        _started.append(self)
 
     @property
     def pids(self) -> list[int]:
@@ -78,6 +80,12 @@ class Process:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
+
+
+def stop_all() -> None:
+    """End everything that was started and still runs, whatever interrupted its user."""
+    while _started:
+        _started.pop().stop()
 
 
 def free_port() -> int:
