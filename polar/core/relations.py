@@ -1,6 +1,7 @@
 """How a conversation that continues no known call came about."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from polar.core.chat_template import Message
 from polar.core.continuity_table import ContinuityTable, KnownCall
@@ -56,10 +57,11 @@ def _changed(
 
 def _heard(table: ContinuityTable, messages: Sequence[Message]) -> Relation | None:
     """A text of an earlier answer in what the conversation opens with."""
+    # Only so far: a tool's result may repeat the path that it was called with.
     opening = "\n".join(
         message["content"]
-        for message in messages
-        if message["role"] != "assistant" and isinstance(message.get("content"), str)
+        for message in takewhile(lambda message: message["role"] != "assistant", messages)
+        if isinstance(message.get("content"), str)
     )
     for call in reversed(table.calls.values()):
         for text in call.said:

@@ -46,6 +46,8 @@ class Harness:
     ends_by: ToolCall | None = None
     """The tool call that ends a run; else an answer without any does."""
     streams: bool = True
+    lingers: bool = False
+    """It was seen to say its last word and to stay."""
     drops_bad_turns: bool = False
     """A turn whose tool call is no JSON is taken out of the history, and asked for anew."""
 
@@ -207,7 +209,7 @@ HARNESSES: dict[str, Harness] = {
             write=lambda path, text: tool_call("Write", file_path=str(path), content=text),
         ),
         Harness(
-            "qwen", "chat", has_key_in_url=False, prepare=_qwen, drops_bad_turns=True,
+            "qwen", "chat", has_key_in_url=False, prepare=_qwen, drops_bad_turns=True, lingers=True,
             shell=lambda command: tool_call("run_shell_command", command=command),
             write=lambda path, text: tool_call("write_file", file_path=str(path), content=text),
         ),

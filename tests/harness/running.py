@@ -6,12 +6,13 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _REFUSED = "http://127.0.0.1:9"
 """A proxy that nobody is: what a harness wants from the outside world fails at once."""
+_LINGER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Finished:
 
     status: int | None
     """Exit status; None when it had to be killed at the time limit."""
+    lingered: bool
+    """It was killed because it had nothing left to do and did not exit."""
     output: str
     """Both streams."""
     seconds: float
@@ -43,9 +46,16 @@ def scrubbed(home: Path) -> dict[str, str]:
 
 
 async def run(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path, time_limit_seconds: float
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    time_limit_seconds: float,
+    is_done: Callable[[], bool],
 ) -> Finished:
-    """Run a program to its end; at the limit, and in any case at the end, its whole group is killed."""
+    """Run a program to its end; at the limit, and in any case at the end, its whole group is killed.
+
+    `is_done`: whether it has nothing left to do; then it has a while to exit.
+    """
     started = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -64,16 +74,21 @@ async def run(
             output.extend(data)
 
     reading = asyncio.create_task(read())
-    status: int | None = None
+    waiting = asyncio.create_task(process.wait())
+    idle_since: float | None = None
+    lingered = False
     try:
-        async with asyncio.timeout(time_limit_seconds):
-            status = await process.wait()
-    except TimeoutError:
-        pass
+        while not waiting.done() and time.monotonic() < started + time_limit_seconds and not lingered:
+            await asyncio.wait({waiting}, timeout=1.0)
+            idle_since = (idle_since or time.monotonic()) if is_done() else None
+            lingered = idle_since is not None and time.monotonic() - idle_since > _LINGER_SECONDS
+        status = waiting.result() if waiting.done() else None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await waiting
         await asyncio.wait({reading}, timeout=2.0)  # children that left the group may hold the pipe
         reading.cancel()
-    return Finished(status, output.decode("utf-8", "replace"), time.monotonic() - started)
+    return Finished(
+        status, lingered and status is None, output.decode("utf-8", "replace"), time.monotonic() - started
+    )

@@ -66,30 +66,13 @@ Fault = Refusal | BrokenStream
 
 
 class Conversation:
-    """A chat request as a scene looks at it."""
+    """A request as a scene looks at it: by its prompt, since messages say nothing beside ids."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        self.messages: Sequence[dict[str, Any]] = body["messages"]
-        self.tool_names: list[str] = [tool["function"]["name"] for tool in body.get("tools") or ()]
-        self.num_tool_results = sum(message["role"] == "tool" for message in self.messages)
-
-    @property
-    def text(self) -> str:
-        """All that was said in it."""
-        return "\n".join(text_of(message) for message in self.messages)
-
-    @property
-    def last_text(self) -> str:
-        """The last message."""
-        return text_of(self.messages[-1])
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """Text of a message's content."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content)
-    return str(content or "")
+    def __init__(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.text = prompt
+        """All that was said, in the form of the chat template."""
+        self.tool_names: list[str] = [tool["function"]["name"] for tool in tools]
+        self.num_tool_results = prompt.count("\n<tool_response>\n")
 
 
 @dataclass(slots=True)
@@ -105,6 +88,8 @@ class Scene:
     dropped: set[int] = field(default_factory=set)
     """Turns that the harness takes out of its history and asks for anew: each is said once."""
     said: set[int] = field(default_factory=set)
+    is_last: bool = False
+    """Its last turn ends the run."""
     num_old_results: int | None = 0
     """Tool results that stood in the conversation before the scene; None: those of its first request."""
 
@@ -136,9 +121,14 @@ class Script:
 
     scenes: list[Scene]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the last turn of the last scene that ends a run was said."""
+        return any(scene.is_last and len(scene.turns) - 1 in scene.said for scene in self.scenes)
+
     def scene(self, conversation: Conversation) -> Scene:
         """The scene of this request."""
         for scene in self.scenes:
             if scene.fits(conversation):
                 return scene
-        raise AssertionError(f"no scene for a request that ends with {conversation.last_text[:300]!r}")
+        raise AssertionError(f"no scene for a request that ends with {conversation.text[-300:]!r}")

@@ -119,7 +119,7 @@ class ScriptedEngine:
             call = EngineCall("probe", "probe", 0, body, prompt, bool(given))
             return await self._say(request, call, Turn(text="Green.", reasoning="A colour."))
         try:
-            conversation = Conversation(body)
+            conversation = Conversation(self.model.decode(prompt), body.get("tools") or ())
             scene = self.script.scene(conversation)
         except AssertionError as error:
             self.errors.append(str(error))

@@ -35,6 +35,7 @@ class ScriptedModel:
     def __init__(self, folder: Path, seed: int = 0) -> None:
         from transformers import AutoTokenizer
 
+        self.folder = folder
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._tokenizer.model_max_length = 1 << 30  # the engine's limit is another
         self._random = random.Random(seed)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness.harnesses import HARNESSES, Harness
-from tests.harness.proof import assert_recorded
+from tests.harness.proof import CONTINUED, assert_continued, assert_recorded
 from tests.harness.script import CONTEXT_OVERFLOW, Conversation, Scene, Script, Turn
 from tests.harness.stage import Performance, Stage
 
@@ -29,6 +29,7 @@ def scenes(harness: Harness, stage: Stage, first_command: str) -> list[Scene]:
             "afterwards",
             [Turn("On it goes.", (harness.write(stage.folder / "b.txt", "world"),)), harness.last_turn()],
             lambda conversation: SUMMARY in conversation.text,
+            is_last=True,
             num_old_results=None,  # some harnesses keep the newest turns beside the summary
         ),
         Scene("title", [Turn("Two small files")], lambda conversation: not conversation.tool_names),
@@ -46,13 +47,19 @@ def scenes(harness: Harness, stage: Stage, first_command: str) -> list[Scene]:
 
 def assert_compacted(played: Performance, harness: Harness, stage: Stage) -> None:
     assert stage.engine.errors == []
-    assert played.finished.status == 0, played.finished.output
+    played.assert_ended(harness)
     assert played.folder.joinpath("a.txt").read_text() == "hello\n"
     assert played.folder.joinpath("b.txt").read_text().strip() == "world"
     pairs = [pair for pair in assert_recorded(played, harness.dialect) if pair[0].scene != "title"]
     order = [call.scene for call, _ in pairs]
     assert order == sorted(order, key=["main", "summary", "afterwards"].index)
     assert set(order) == {"main", "summary", "afterwards"}
+    relations = assert_continued(pairs)
+    after = order.index("afterwards")
+    assert relations[after] == "compaction"
+    # Qwen Code has an assistant's words of its own behind the summary, and joins the answer to them.
+    own_words = {"compaction"} if harness.name == "qwen" else set()
+    assert set(relations[after + 1 :]) <= CONTINUED | own_words
 
 
 @pytest.mark.parametrize("name", ["qwen", "pi"])

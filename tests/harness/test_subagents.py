@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.harness.harnesses import HARNESSES, Harness
-from tests.harness.proof import assert_recorded
+from tests.harness.proof import CONTINUED, assert_continued, assert_recorded
 from tests.harness.script import Conversation, Scene, Script, Turn, tool_call
 from tests.harness.stage import Performance, Stage
 
@@ -35,6 +35,11 @@ def assert_told_apart(played: Performance, harness: Harness) -> None:
     }
     assert all(len(names) == 1 and "" not in names for names in threads.values()), threads
     assert threads["main"] != threads["errand"]
+    relations = assert_continued(pairs)
+    # The sub-agent's first call is no continuation; every other one is.
+    opening = next(index for index, (call, _) in enumerate(pairs) if call.scene == "errand")
+    assert relations[opening] == "subagent"
+    assert set(relations[1:opening] + relations[opening + 1 :]) <= CONTINUED, relations
     for call, record in pairs:
         assert record.kind == ("subagent" if call.scene == "errand" else "agent")
 
@@ -47,10 +52,15 @@ async def test_claude_waits_for_an_agent_in_the_background(stage: Stage) -> None
         Turn("Now I wait."),
     ]
     main = Scene("main", turns, lambda _: True)
-    told = Scene("main", [Turn("It is done: errand.txt is there.")], lambda c: "task-notification" in c.text)
+    told = Scene(
+        "main",
+        [Turn("It is done: errand.txt is there.")],
+        lambda conversation: "<task-notification>\n" in conversation.text,
+        is_last=True,
+    )
     played = await stage.perform(harness, Script([errand_scene(harness), told, main]), task=MAIN_TASK)
     assert stage.engine.errors == []
-    assert played.finished.status == 0, played.finished.output
+    played.assert_ended(harness)
     assert "errand.txt is there" in played.finished.output
     assert played.folder.joinpath("errand.txt").read_text() == "from-errand\n"
     assert_told_apart(played, harness)
@@ -69,10 +79,10 @@ async def test_codex_waits_for_an_agent_that_it_spawned(stage: Stage) -> None:
         wait,
         Turn("It is done: errand.txt is there."),
     ]
-    main = Scene("main", turns, lambda _: True)
+    main = Scene("main", turns, lambda _: True, is_last=True)
     played = await stage.perform(harness, Script([errand_scene(harness), main]), task=MAIN_TASK)
     assert stage.engine.errors == []
-    assert played.finished.status == 0, played.finished.output
+    played.assert_ended(harness)
     assert "errand.txt is there" in played.finished.output
     assert played.folder.joinpath("errand.txt").read_text() == "from-errand\n"
     assert_told_apart(played, harness)
