@@ -79,6 +79,15 @@ def test_a_later_answer_that_ends_inside_an_earlier_prompt_is_not_what_that_prom
     assert breaks(trajectory) == {2: (1, 1), 4: (3, 3)}
 
 
+def test_of_equally_near_calls_a_split_names_the_latest() -> None:
+    session = SessionRecords()
+    for number in range(5):
+        session.call([SYSTEM, 30 + number], [1, END])
+    session.call([SYSTEM, 31, 1, 7], [2, END])
+    trajectory = whole(session)
+    assert breaks(trajectory) == {2: (1, 1), 3: (2, 1), 4: (3, 1), 5: (4, 1), 6: (2, 3)}
+
+
 def test_sampled_ids_under_another_prefix_are_context_there() -> None:
     """The suffix [2, 3] of the first answer stands at the same offset behind another id."""
     session = SessionRecords()
