@@ -11,6 +11,7 @@ EXACT_WEIGHTS = 256
 _VARIED = 32
 """Up to so many weights, every one of them is tried as the first of the first bin."""
 _SEEDS = (None, 0.0, 0.5, 1.0)
+"""What each bin but the first begins with; see `_fullest_bins`."""
 
 Bins = list[list[int]]
 """Indexes of weights by bin."""

@@ -23,6 +23,7 @@ from polar.core.bin_filling import fill_bins
 from polar.core.needed_tree import NeededTree
 
 _CHOICE = 3
+"""With fewer parts to add to those of one child, best fit decreasing is as good as any packing."""
 EXACT_LEAVES = 8
 SEARCH_LEAVES = 24
 SEARCH_STEPS = 20_000
