@@ -78,6 +78,15 @@ def test_an_edited_answer_forks(loop: Loop, echo: Message) -> None:
     assert (planned.relation, planned.rendering, planned.parent) == ("edited", "engine", None)
 
 
+def test_a_result_that_repeats_what_its_tool_was_called_with_is_no_task(loop: Loop) -> None:
+    path = "/repo/a/folder/that/is/long/enough/to/be/known/again/b.txt"
+    written = call_answer(f'{{"path": "{path}"}}')
+    loop.call(START, written, tools=TOOLS)
+    echo = written | {"content": "On it goes."}
+    planned = loop.plan_of([*START, echo, result(f"Wrote {path}")], tools=TOOLS)
+    assert planned.relation == "edited"
+
+
 def test_behind_an_edited_answer_the_ids_before_it_stay(loop: Loop) -> None:
     first = loop.call(START, call_answer(), tools=TOOLS)
     history = [*START, call_answer(), result()]
