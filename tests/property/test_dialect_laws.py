@@ -135,9 +135,10 @@ def test_any_body_is_served_or_named(name: str, data: st.DataObject) -> None:
     assert orjson.dumps(body)
     assert orjson.dumps(count_body(request, model="m"))
     assert all(isinstance(message.get("content"), (str, list)) for message in request.messages)
-    record = records(request, Captured(), Delivery.UPSTREAM_ERROR)
-    assert record.messages.new == request.messages
-    assert encode(record)
+    first, *others = records(request, Captured(), Delivery.UPSTREAM_ERROR)
+    assert first.messages.new == request.messages
+    assert len(others) == request.choices - 1
+    assert all(encode(record) for record in (first, *others))
 
 
 def check_named(dialect: Dialect, error: RequestError) -> None:
@@ -148,13 +149,14 @@ def check_named(dialect: Dialect, error: RequestError) -> None:
     assert json.loads(dialect.error(told))["error"]["message"] == str(error)
 
 
-def records(request: ModelRequest, captured: Captured, delivery: Delivery) -> CallRecord:
+def records(request: ModelRequest, captured: Captured, delivery: Delivery) -> list[CallRecord]:
+    """One a choice that was asked for."""
     call = Dispatched(
         session_id="t/0/0/1", group_id="t", first_seq=1, open_calls=(), request=request,
         sampling_used={"temperature": 1.0}, trainable=True, engine_id="engine-0", first_version=BASE_VERSION,
     )  # fmt: skip
-    (built,) = build_records(call, captured, SessionHistory(), last_version=BASE_VERSION, delivery=delivery)
-    return built.record
+    built = build_records(call, captured, SessionHistory(), last_version=BASE_VERSION, delivery=delivery)
+    return [each.record for each in built]
 
 
 # -- answers ------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ def test_any_split_of_a_stream_gives_the_same_events_and_record(
     got, split = convert(DIALECTS[name], request, *reads)
     assert got == expected
     assert split.captured == whole.captured
-    one, other = (records(request, s.captured, Delivery.DELIVERED) for s in (whole, split))
+    (one,), (other,) = (records(request, s.captured, Delivery.DELIVERED) for s in (whole, split))
     assert encode(one) == encode(other)
     assert one.untrainable is None
     assert len(one.sampled_ids) == len(say.deltas()) + 1
@@ -292,7 +294,7 @@ def test_a_stream_that_breaks_anywhere_never_ends_well(
     for end in ("[DONE]", "message_stop", "response.completed", "finishReason", '"finish_reason":"'):
         assert end not in text
     stream.close()
-    assert encode(records(request, stream.captured, Delivery.UPSTREAM_ERROR))
+    assert all(map(encode, records(request, stream.captured, Delivery.UPSTREAM_ERROR)))
 
 
 @every_dialect
