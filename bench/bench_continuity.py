@@ -17,8 +17,8 @@ from bench.record import parser, record
 from polar.core.answered_calls import answered
 from polar.core.continuity import Asked, Plan, plan
 from polar.core.continuity_table import ContinuityTable
-from polar.core.prompt_encoding import packed, unpacked
 from polar.core.rendering import Renderer
+from polar.core.token_text import TokenText
 from polar.gateway.renderer import load_renderer
 
 Message = dict[str, Any]
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(renderer: Renderer, tokens: int) -> dict[str, float]:
     table, messages = _session(renderer, tokens)
-    asked = Asked(messages, _TOOLS, {})
+    asked = Asked.of(messages, _TOOLS, {})
     planned = plan(table, asked, renderer, "template")
     if planned.rendering != "spliced" or planned.prompt is None:
         raise RuntimeError(f"the call was not spliced: {planned}")
@@ -68,14 +68,14 @@ def _measure(renderer: Renderer, tokens: int) -> dict[str, float]:
     table, messages = _session(renderer, tokens, rows)
     tools = renderer.tools(_TOOLS, "bench")
     prompt = planned.prompt
-    sampled = packed([*unpacked(prompt)[:200], renderer.close_id])
+    ids = prompt.followed_by(TokenText.of([*prompt[:200], renderer.close_id]))
     table_bytes = table.size_bytes
     return {
-        "ids": len(prompt) // 4,
+        "ids": len(prompt),
         "messages": len(messages),
         "plan_cpu_us": 1e6 * _cpu_seconds(lambda: plan(table, asked, renderer, "template")),
         "full_render_cpu_us": 1e6 * _cpu_seconds(lambda: renderer.prompt(messages, tools, {}), repeats=3),
-        "remember_cpu_us": 1e6 * _cpu_seconds(lambda: _remember(table, planned, prompt + sampled, 10**6)),
+        "remember_cpu_us": 1e6 * _cpu_seconds(lambda: _remember(table, planned, prompt, ids, 10**6)),
         "rebuild_cpu_us": 1e6 * _cpu_seconds(rebuild),
         "row_bytes": statistics.median(map(len, rows)),
         "table_bytes": table_bytes,
@@ -94,12 +94,13 @@ def _session(
     seq = 0
     while True:
         seq += 1
-        planned = plan(table, Asked(list(messages), _TOOLS, {}), renderer, "template")
+        planned = plan(table, Asked.of(list(messages), _TOOLS, {}), renderer, "template")
         tools = renderer.tools(_TOOLS, "bench")
-        ids = renderer.prompt(messages, tools, {}) if planned.prompt is None else unpacked(planned.prompt)
+        ids = planned.prompt or TokenText.of(renderer.prompt(messages, tools, {}))
         if len(ids) >= tokens:
             return table, messages
-        row = _remember(table, planned, packed([*ids, *ids[:200], renderer.close_id]), seq)
+        whole = ids.followed_by(TokenText.of([*ids[:200], renderer.close_id]))
+        row = _remember(table, planned, ids, whole, seq)
         if rows is not None and row is not None:
             rows.append(row)
         messages += [_answer(seq), {"role": "tool", "tool_call_id": f"call_{seq}", "content": _RESULT}]
@@ -111,12 +112,14 @@ def _answer(seq: int) -> Message:
     return {"role": "assistant", "content": _SAMPLED, "tool_calls": calls}
 
 
-def _remember(table: ContinuityTable, planned: Plan, ids: bytes, seq: int) -> bytes | None:
-    """`ids`: packed prompt and 201 sampled ids."""
+def _remember(
+    table: ContinuityTable, planned: Plan, prompt: TokenText, ids: TokenText, seq: int
+) -> bytes | None:
+    """`ids`: prompt and 201 sampled ids."""
     known = answered(
         planned.known, seq, _answer(seq), is_whole=True, has_reasoning=False, call_ids=False,
         finish_reason="tool_calls", stop_reason=None,
-        prompt_tokens=len(ids) // 4 - 201, sampled_tokens=201,
+        prompt=prompt, sampled_tokens=201,
     )  # fmt: skip
     return table.add(known, ids, planned.basis)
 

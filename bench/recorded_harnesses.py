@@ -33,7 +33,7 @@ from polar.core.dialects.messages import MessagesDialect
 from polar.core.dialects.responses import ResponsesDialect
 from polar.core.histories import canonical
 from polar.core.recording import Dispatched, build_records
-from polar.core.session_history import SessionHistory
+from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
 from schemas.calls import CallRecord, Delivery, SessionOpened, SessionSealed
 from schemas.ids import session_id
 from schemas.policies import BASE_VERSION
@@ -150,13 +150,15 @@ def _session(name: str, requests: Sequence[ModelRequest], renderer: Renderer) ->
             first_seq=index + 1,
             open_calls=(),
             request=request,
+            messages=EncodedMessages.of(request.messages),
+            tools=EncodedTools.of(request.tools),
             sampling_used={"temperature": 1.0},
             trainable=True,
             engine_id="bench",
             first_version=BASE_VERSION,
         )
         built = build_records(call, captured, history, last_version=BASE_VERSION, delivery=Delivery.DELIVERED)
-        records += [each.record for each in built]
+        records += [CallRecord.model_validate_json(each.data) for each in built]
     return _load(name, records)
 
 

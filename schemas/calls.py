@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.base import Event, WireModel
-from schemas.columns import FloatColumn, TokenColumn
+from schemas.columns import FloatColumn, TokenTextColumn
 from schemas.ids import call_id
 from schemas.policies import PolicyInterval
 from schemas.sessions import Outcome
@@ -51,7 +51,7 @@ class PromptDelta(WireModel):
     """seq of the base call; none: `new_ids` is the whole prompt."""
     kept: Annotated[int, Field(ge=0)] = 0
     """Leading tokens of (base prompt + base sampled ids) that this prompt starts with."""
-    new_ids: TokenColumn
+    new_ids: TokenTextColumn
     """[n] ids after the kept ones."""
 
     @model_validator(mode="after")
@@ -137,7 +137,7 @@ class CallRecord(Event):
     prompt: PromptDelta
     media: tuple[MediaPart, ...] = ()
     """Parts among `prompt.new_ids`, by position; those of the kept tokens stand with the base."""
-    sampled_ids: TokenColumn
+    sampled_ids: TokenTextColumn
     """[s] ids as sampled, stop token included."""
     logprobs: FloatColumn
     """[s] natural log-probs of the sampled ids; NaN where the engine gave none."""

@@ -13,9 +13,9 @@ from typing import Any
 from polar.core.answered_calls import answered
 from polar.core.continuity import Asked, Plan, Policy, plan
 from polar.core.continuity_table import ContinuityTable, KnownCall
-from polar.core.prompt_encoding import packed, unpacked
 from polar.core.rendering import Renderer
 from polar.core.template_messages import conversation, template_options
+from polar.core.token_text import TokenText
 
 Message = dict[str, Any]
 
@@ -95,7 +95,7 @@ class Loop:
     def plan_of(self, messages: Sequence[Message], **of: Any) -> Plan:
         """The plan of a request with these messages."""
         return self.plan(
-            Asked(
+            Asked.of(
                 messages, of.get("tools", ()), of.get("fields", {}), of.get("thread_id", ""),
                 of.get("kind", "agent"),
             )
@@ -111,12 +111,12 @@ class Loop:
         kind: str = "agent",
     ) -> Plan:
         """One request that its engine refuses."""
-        planned = self.plan(Asked(messages, tools, fields or {}, thread_id, kind))
+        planned = self.plan(Asked.of(messages, tools, fields or {}, thread_id, kind))
         self.numbered += 1
         known = answered(
             planned.known, self.numbered, {}, is_whole=False, has_reasoning=False,
             call_ids=self.renderer.shows_call_ids, finish_reason=None, stop_reason=None,
-            prompt_tokens=0, sampled_tokens=0,
+            prompt=TokenText(b"", 0), sampled_tokens=0,
         )  # fmt: skip
         row = self.table.add(known, None, planned.basis)
         assert row is not None
@@ -139,9 +139,9 @@ class Loop:
         kind: str = "agent",
     ) -> Turn:
         """One request and its answer; `sampled` makes ids of its text (`text`: as the template has it)."""
-        asked = Asked(messages, tools, fields or {}, thread_id, kind)
+        asked = Asked.of(messages, tools, fields or {}, thread_id, kind)
         planned = self.plan(asked)
-        prompt = engine_ids(self.renderer, asked) if planned.prompt is None else unpacked(planned.prompt)
+        prompt = engine_ids(self.renderer, asked) if planned.prompt is None else planned.prompt.tolist()
         seed = len(self.turns)
         make = sampled or (lambda text: forced_ids(self.renderer, text, seed))
         ids = make(answer_text(self.renderer, asked, answer) if text is None else text)
@@ -150,9 +150,9 @@ class Loop:
             planned.known, self.numbered, answer,
             is_whole=is_whole, has_reasoning="reasoning" in answer, call_ids=self.renderer.shows_call_ids,
             finish_reason=finish_reason, stop_reason=stop_reason,
-            prompt_tokens=len(prompt), sampled_tokens=len(ids),
+            prompt=TokenText.of(prompt), sampled_tokens=len(ids),
         )  # fmt: skip
-        row = self.table.add(known, packed([*prompt, *ids]), planned.basis)
+        row = self.table.add(known, TokenText.of([*prompt, *ids]), planned.basis)
         assert row is not None
         self.rows.append(row)
         turn = Turn(asked, planned, known, prompt, ids, answer)

@@ -11,6 +11,7 @@ from polar.core.continuity import spelling
 from polar.core.continuity_table import KnownCall
 from polar.core.message_marks import answer_mark
 from polar.core.rendering import thinks
+from polar.core.token_text import TokenText
 
 _LONG = 40
 """Characters from which on a text is not said twice by chance."""
@@ -28,14 +29,14 @@ def answered(
     call_ids: bool,
     finish_reason: str | None,
     stop_reason: Any,
-    prompt_tokens: int,
+    prompt: TokenText,
     sampled_tokens: int,
 ) -> KnownCall:
     """A planned call that has its number and its answer.
 
     `answer`: the assistant message as delivered. `is_whole`: it came to its end, with all its tool
     calls. `has_reasoning`: with some that was hidden, too. `call_ids`: ids of tool calls are part
-    of what the model sees.
+    of what the model sees. `prompt`: as far as its ids are known.
     """
     calls = answer.get("tool_calls") or ()
     is_inline = not has_reasoning and thinks(answer)
@@ -51,7 +52,8 @@ def answered(
         finish_reason=finish_reason,
         stop_reason=stop_reason if isinstance(stop_reason, (str, int)) else None,
         said=_said(answer),
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=len(prompt),
+        prompt_size=len(prompt.text),
         sampled_tokens=sampled_tokens,
     )
 

@@ -32,10 +32,12 @@ from polar.core.chat_template import Message, TemplateError
 from polar.core.continuity_table import Basis, ContinuityTable, KnownCall
 from polar.core.cut_answers import kept_tokens
 from polar.core.message_marks import HistoryMarks
-from polar.core.prompt_encoding import packed, unpacked
 from polar.core.relations import root_relation
 from polar.core.rendering import Renderer
+from polar.core.session_history import EncodedMessages, EncodedTools
 from polar.core.template_messages import is_text_only, template_options
+from polar.core.token_text import TokenText
+from schemas.base import canonical_json, digest
 from schemas.calls import Relation, Rendering
 
 Policy = Literal["template", "preserve"]
@@ -50,8 +52,24 @@ class Asked:
     tools: Sequence[Mapping[str, Any]]
     fields: Mapping[str, Any]
     """Of the request: its template options are among them."""
+    encoded: EncodedMessages
+    """The messages."""
+    encoded_tools: EncodedTools
     thread_id: str = ""
     kind: str = "agent"
+
+    @classmethod
+    def of(
+        cls,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        fields: Mapping[str, Any],
+        thread_id: str = "",
+        kind: str = "agent",
+    ) -> "Asked":
+        """With what is encoded of it."""
+        encoded, encoded_tools = EncodedMessages.of(messages), EncodedTools.of(tools)
+        return cls(messages, tools, fields, encoded, encoded_tools, thread_id, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +82,9 @@ class Plan:
     """With rendering `engine`: why the ids are not made here."""
     parent: int | None = None
     """seq of the call that is continued with its ids."""
-    prompt: bytes | None = None
-    """Packed ids; None where the engine renders, or `render` has yet to."""
-    render: Callable[[], bytes] | None = field(default=None, compare=False)
+    prompt: TokenText | None = None
+    """None where the engine renders, or `render` has yet to."""
+    render: Callable[[], TokenText] | None = field(default=None, compare=False)
     """With rendering `local`: makes the prompt, which may take a while. Raises TemplateError."""
     basis: Basis | None = None
     """Known ids that the prompt begins with."""
@@ -97,10 +115,12 @@ class _Planner:
         self._renderer = renderer
         self._policy = policy
         self._why_engine = why_engine
-        self._marks = HistoryMarks(asked.messages, call_ids=sees_call_ids(renderer))
+        self._marks = HistoryMarks(
+            asked.messages, asked.encoded, call_ids=sees_call_ids(renderer), known=table.marks
+        )
         self._options = template_options(asked.fields)
         self._reason = self._local_reason()
-        self._tools = _tools_digest(asked.tools, self._options)
+        self._tools = _tools_digest(asked.encoded_tools, self._options)
         self._known = KnownCall(
             0, None, asked.thread_id, asked.kind, self._marks.system, self._tools, self._marks.whole
         )
@@ -113,7 +133,7 @@ class _Planner:
             self._known.thought_before = self._thinks_on(parent, at)
         twin = next((call for call in reversed(twins) if call.trunk is not None), None)
         if twin is not None and not self._reason:
-            basis = Basis(twin.seq, twin.prompt_tokens)
+            basis = Basis(twin.seq, twin.prompt_tokens, twin.prompt_size)
             self._known.parent = twin.parent
             self._known.thought_before = twin.thought_before
             return self._planned("retry", "repeated", prompt=twin.prompt, parent=twin.parent, basis=basis)
@@ -127,7 +147,7 @@ class _Planner:
     def _parent(self) -> tuple[KnownCall | None, int]:
         """The last call of this history whose answer stands in it, and where; or (None, -1)."""
         messages = self._asked.messages
-        for at in reversed(self._marks.before):
+        for at in reversed(self._marks.before) if self._table.calls else ():
             if messages[at]["role"] != "assistant":
                 continue
             calls = self._same(self._table.at(self._marks.before[at]))
@@ -144,7 +164,7 @@ class _Planner:
 
     def _dropped_answer(self, at: int) -> Relation | None:
         """Whether an answer later than the parent's belongs into this history and is not there."""
-        for index, name in self._marks.before.items():
+        for index, name in self._marks.before.items() if self._table.calls else ():
             if index > at:
                 for call in self._same(self._table.at(name)):
                     return "truncated" if call.answer is None else "edited"
@@ -172,7 +192,7 @@ class _Planner:
             self._known.parent = None
             self._known.thought_before = False
             return self._in_full("thinking_stripped")
-        sampled = unpacked(parent.sampled)
+        sampled = parent.sampled.tolist()
         kept, remainder = kept_tokens(renderer, sampled, parent.finish_reason, parent.stop_reason)
         tail = renderer.encoder.encode(remainder) if remainder else []
         closed = kept > 0 and kept == len(sampled) and sampled[-1] == renderer.close_id
@@ -184,10 +204,12 @@ class _Planner:
                 relation = "truncated"
             elif relation == "extended" and not renderer.is_canonical(sampled):
                 relation = "drifted"
-        basis = Basis(parent.seq, parent.prompt_tokens + kept)
+        known = parent.ids
+        if kept < len(sampled):
+            known = parent.prompt.followed_by(TokenText.of(sampled[:kept]))
         return self._planned(
-            relation, "spliced", parent=parent.seq, basis=basis, cut_tokens=len(sampled) - kept,
-            prompt=parent.first_ids(basis.tokens) + packed(tail),
+            relation, "spliced", parent=parent.seq, basis=Basis(parent.seq, len(known), len(known.text)),
+            cut_tokens=len(sampled) - kept, prompt=known.followed_by(TokenText.of(tail)),
         )  # fmt: skip
 
     def _in_full(self, relation: Relation) -> Plan:
@@ -200,7 +222,7 @@ class _Planner:
         tools = renderer.tools(self._asked.tools, self._tools)
         messages = self._asked.messages
         return self._planned(
-            relation, "local", render=lambda: packed(renderer.prompt(messages, tools, options))
+            relation, "local", render=lambda: TokenText.of(renderer.prompt(messages, tools, options))
         )
 
     def _local_reason(self) -> str:
@@ -243,6 +265,5 @@ def spelling(answer: Message) -> bytes:
     return state.digest()[:16]
 
 
-def _tools_digest(tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None) -> str:
-    data = orjson.dumps([tools, options], option=orjson.OPT_SORT_KEYS, default=str)
-    return hashlib.sha256(data).hexdigest()[:32]
+def _tools_digest(tools: EncodedTools, options: Mapping[str, Any] | None) -> str:
+    return tools.digest if options == {} else digest(tools.digest.encode(), canonical_json(options))

@@ -16,21 +16,25 @@ import orjson
 
 from polar.core.message_marks import Mark
 from polar.core.rendering import AnswerShape
+from polar.core.token_text import TokenText
 
 MAX_CALLS = 512
 """Calls of a session that can be continued; the oldest are forgotten first."""
 MAX_ROWS = 4096
 """Calls of a session of which rows are kept; what comes later is lost to a restart."""
+MAX_MARKS = 4096
+"""Messages whose marks are known by their bytes; above that all are forgotten."""
 _CALL_BYTES = 1024
 """What a call costs besides its ids, roughly."""
-_ID_BYTES = 4
+_MARK_BYTES = 160
+"""What a known mark costs, roughly."""
 
 
 @dataclass(slots=True)
 class Trunk:
-    """Packed ids of the longest call on it: prompt + sampled."""
+    """Ids of the longest call on it: prompt + sampled."""
 
-    ids: bytes
+    text: bytes
     calls: int = 0
     """Known calls on it."""
 
@@ -42,6 +46,8 @@ class Basis:
     seq: int
     tokens: int
     """Leading ids of that call's prompt + sampled."""
+    size: int
+    """Bytes of their text."""
 
 
 @dataclass(slots=True)
@@ -76,23 +82,30 @@ class KnownCall:
     """Beginnings of longer texts of the answer: a text answer, texts in arguments. A conversation
     that opens with one of them is a restart after a summary, or a sub-agent."""
     prompt_tokens: int = 0
+    prompt_size: int = 0
+    """Bytes of the prompt's text."""
     sampled_tokens: int = 0
+    size: int = 0
+    """Bytes of the text of prompt + sampled."""
     trunk: Trunk | None = None
     """None: its ids are not known."""
 
     @property
-    def prompt(self) -> bytes:
-        """Packed prompt ids; the ids must be known."""
-        return self._ids(0, self.prompt_tokens)
+    def prompt(self) -> TokenText:
+        """The prompt's ids, which must be known."""
+        return TokenText(self._text(self.prompt_size), self.prompt_tokens)
 
     @property
-    def sampled(self) -> bytes:
-        """Packed sampled ids; the ids must be known."""
-        return self._ids(self.prompt_tokens, self.prompt_tokens + self.sampled_tokens)
+    def sampled(self) -> TokenText:
+        """The sampled ids, which must be known."""
+        text = self._text(self.size)
+        begin = self.prompt_size + 1 if self.prompt_size else 0
+        return TokenText(text[begin:], self.sampled_tokens)
 
-    def first_ids(self, tokens: int) -> bytes:
-        """Packed leading ids of prompt + sampled; the ids must be known."""
-        return self._ids(0, tokens)
+    @property
+    def ids(self) -> TokenText:
+        """Prompt + sampled, which must be known."""
+        return TokenText(self._text(self.size), self.prompt_tokens + self.sampled_tokens)
 
     @property
     def shape(self) -> AnswerShape:
@@ -104,10 +117,10 @@ class KnownCall:
             calls=tuple(zip(self.call_ids, self.call_names, strict=True)),
         )
 
-    def _ids(self, start: int, end: int) -> bytes:
+    def _text(self, size: int) -> bytes:
         if self.trunk is None:
             raise LookupError(f"the ids of call {self.seq} are not known")
-        return self.trunk.ids[start * _ID_BYTES : end * _ID_BYTES]
+        return self.trunk.text[:size]
 
 
 @dataclass(slots=True)
@@ -120,34 +133,44 @@ class ContinuityTable:
     forgotten: int = 0
     """Calls that had to leave because there were too many."""
     _by_history: dict[Mark, list[KnownCall]] = field(default_factory=dict)
+    _marks: dict[bytes, Mark] = field(default_factory=dict)
     _trunk_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Memory held, roughly."""
-        return self._trunk_bytes + _CALL_BYTES * len(self.calls)
+        return self._trunk_bytes + _CALL_BYTES * len(self.calls) + _MARK_BYTES * len(self._marks)
+
+    @property
+    def marks(self) -> dict[bytes, Mark]:
+        """Of messages by SHA-256 of their canonical JSON; for HistoryMarks, which adds to it."""
+        if len(self._marks) > MAX_MARKS:
+            self._marks.clear()
+        return self._marks
 
     def at(self, before: Mark) -> list[KnownCall]:
         """Calls with this history, whatever their system messages and tools; oldest first."""
         return self._by_history.get(before, [])
 
-    def add(self, call: KnownCall, ids: bytes | None, basis: Basis | None) -> bytes | None:
+    def add(self, call: KnownCall, ids: TokenText | None, basis: Basis | None) -> bytes | None:
         """Remember a call; returns its row, or None when it gets none.
 
-        `ids`: packed prompt + sampled, where they are known. `basis`: what they begin with.
+        `ids`: prompt + sampled, where they are known; `call.prompt_size` parts them. `basis`: what
+        they begin with.
         """
         base = self.calls.get(basis.seq) if basis is not None else None
         shared = 0
         if ids is not None:
+            call.size = len(ids.text)
             if base is not None and base.trunk is not None and basis is not None:
-                shared = basis.tokens
-                if shared * _ID_BYTES == len(base.trunk.ids):
+                shared = basis.size
+                if shared == len(base.trunk.text):
                     call.trunk = base.trunk
-                    self._trunk_bytes -= len(base.trunk.ids)
+                    self._trunk_bytes -= len(base.trunk.text)
             call.trunk = call.trunk or Trunk(b"")
-            call.trunk.ids = ids
+            call.trunk.text = ids.text
             call.trunk.calls += 1
-            self._trunk_bytes += len(ids)
+            self._trunk_bytes += len(ids.text)
         self._insert(call)
         if self.num_rows >= MAX_ROWS:
             return None
@@ -158,13 +181,14 @@ class ContinuityTable:
         """Rebuild from rows in order of seq; returns how many calls lost their ids."""
         lost = 0
         for row in rows:
-            call, base_seq, shared, new_ids = _read_row(row)
+            call, base_seq, shared, new = _read_row(row)
             base = None if base_seq is None else self.calls.get(base_seq)
-            ids: bytes | None = new_ids if base_seq is None else None
-            if base is not None and base.trunk is not None and new_ids is not None:
-                ids = base.trunk.ids[: shared * _ID_BYTES] + new_ids
-            lost += ids is None and new_ids is not None
-            self.add(call, ids, None if base_seq is None else Basis(base_seq, shared))
+            text: bytes | None = new if base_seq is None else None
+            if base is not None and base.trunk is not None and new is not None:
+                text = base.trunk.text[:shared] + new
+            lost += text is None and new is not None
+            ids = None if text is None else TokenText(text)
+            self.add(call, ids, None if base_seq is None else Basis(base_seq, 0, shared))
         return lost
 
     def _insert(self, call: KnownCall) -> None:
@@ -180,29 +204,30 @@ class ContinuityTable:
             if oldest.trunk is not None:
                 oldest.trunk.calls -= 1
                 if not oldest.trunk.calls:
-                    self._trunk_bytes -= len(oldest.trunk.ids)
+                    self._trunk_bytes -= len(oldest.trunk.text)
 
 
 _BYTES_FIELDS = ("system", "before", "answer", "spelling")
 _PLAIN_FIELDS = (
     "seq", "parent", "thread_id", "kind", "tools", "call_ids", "call_names", "has_reasoning", "is_inline",
-    "thought_before", "finish_reason", "stop_reason", "said", "prompt_tokens", "sampled_tokens",
+    "thought_before", "finish_reason", "stop_reason", "said", "prompt_tokens", "prompt_size",
+    "sampled_tokens",
 )  # fmt: skip
 _TUPLE_FIELDS = ("call_ids", "call_names", "said")
 
 
-def _row(call: KnownCall, ids: bytes | None, base: int | None, shared: int) -> bytes:
+def _row(call: KnownCall, ids: TokenText | None, base: int | None, shared: int) -> bytes:
     head: dict[str, Any] = {name: getattr(call, name) for name in _PLAIN_FIELDS}
     for name in _BYTES_FIELDS:
         value = getattr(call, name)
         head[name] = None if value is None else value.hex()
     head |= {"base": base, "shared": shared, "known": ids is not None}
     data = orjson.dumps(head)
-    return len(data).to_bytes(4, "little") + data + (b"" if ids is None else ids[shared * _ID_BYTES :])
+    return b"".join((len(data).to_bytes(4, "little"), data, b"" if ids is None else ids.text[shared:]))
 
 
 def _read_row(row: bytes) -> tuple[KnownCall, int | None, int, bytes | None]:
-    """(call without ids, seq of its base, ids shared with the base, new ids)."""
+    """(call without ids, seq of its base, bytes of text shared with the base, new text)."""
     end = 4 + int.from_bytes(row[:4], "little")
     head: dict[str, Any] = orjson.loads(row[4:end])
     values: dict[str, Any] = {name: head[name] for name in _PLAIN_FIELDS}

@@ -9,18 +9,23 @@ whole history in 16 bytes, so that looking for rewritten history costs one pass 
 import hashlib
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import orjson
 
 from polar.core.chat_template import Message
+from polar.core.session_history import EncodedMessages
+from schemas.base import canonical_json
 
 Mark = bytes
 """[16]"""
 
 _MARK_BYTES = 16
 _SYSTEM_ROLES = ("system", "developer")
+_PLAIN_ROLES = frozenset({"system", "user"})
+_PLAIN_FIELDS = 2
+"""Role and content."""
 _FLOAT = re.compile(r"\d[.eE]")
 _SHORT = 512
 """Characters of arguments that are worth remembering: most calls come back in every request."""
@@ -33,35 +38,56 @@ _NAMED_LAST = 8
 class HistoryMarks:
     """The marks of one request's messages."""
 
-    def __init__(self, messages: Sequence[Message], *, call_ids: bool) -> None:
-        """`call_ids`: ids of tool calls are part of what the model sees."""
-        self._messages = messages
-        self._call_ids = call_ids
-        first = next((i for i, m in enumerate(messages) if m["role"] not in _SYSTEM_ROLES), len(messages))
-        system = hashlib.sha256()
-        for message in messages[:first]:
-            _add(system, normal_form(message, call_ids=call_ids))
-        self.system: Mark = system.digest()[:_MARK_BYTES]
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        encoded: EncodedMessages,
+        *,
+        call_ids: bool,
+        known: dict[bytes, Mark] | None = None,
+    ) -> None:
+        """`encoded`: the same messages. `call_ids`: ids of tool calls are part of what the model sees.
+
+        `known`: marks by SHA-256 of a message's canonical JSON; learns those of these messages.
+        """
+        known = {} if known is None else known
+        marks: list[Mark] = []
+        for message, digest in zip(messages, encoded.marks, strict=True):
+            mark = known.get(digest)
+            if mark is None:
+                mark = known[digest] = _mark(message, digest, call_ids=call_ids)
+            marks.append(mark)
+        self._marks = marks
+        self._roles = [message["role"] for message in messages]
+        self._first = next((i for i, role in enumerate(self._roles) if role not in _SYSTEM_ROLES), len(marks))
+        self.system: Mark = _name(marks[: self._first])
         """Name of the leading system messages."""
-        self.before: dict[int, Mark] = {}
-        """Name of the messages from the system messages up to message i: for every i that holds an
-        answer, for the last few, and for the end."""
-        state = hashlib.sha256()
-        update = state.update
-        last = len(messages) - _NAMED_LAST
-        for index in range(first, len(messages)):
-            message = messages[index]
-            if message["role"] == "assistant" or index >= last:
-                self.before[index] = state.copy().digest()[:_MARK_BYTES]
-            form = normal_form(message, call_ids=call_ids)
-            update(b"%d " % len(form))
-            update(form)
-        self.whole: Mark = state.digest()[:_MARK_BYTES]
+        self.whole: Mark = _name(marks[self._first :])
         """Name of all messages behind the leading system messages."""
+
+    @cached_property
+    def before(self) -> dict[int, Mark]:
+        """Name of the messages from the system messages up to message i: for every i that holds an
+        answer, and for the last few."""
+        first, size = self._first, len(self._marks)
+        last = max(first, size - _NAMED_LAST)
+        named: dict[int, Mark] = {}
+        state = hashlib.sha256()
+        begin = first
+        for index in range(first, size):
+            if index >= last or self._roles[index] == "assistant":
+                state.update(b"".join(self._marks[begin:index]))
+                begin = index
+                named[index] = state.copy().digest()[:_MARK_BYTES]
+        return named
 
     def mark(self, index: int) -> Mark:
         """The mark of one message."""
-        return answer_mark(self._messages[index], call_ids=self._call_ids)
+        return self._marks[index]
+
+
+def _name(marks: Sequence[Mark]) -> Mark:
+    return hashlib.sha256(b"".join(marks)).digest()[:_MARK_BYTES]
 
 
 def answer_mark(message: Message, *, call_ids: bool) -> Mark:
@@ -69,15 +95,23 @@ def answer_mark(message: Message, *, call_ids: bool) -> Mark:
     return hashlib.sha256(normal_form(message, call_ids=call_ids)).digest()[:_MARK_BYTES]
 
 
+def _mark(message: Message, digest: bytes, *, call_ids: bool) -> Mark:
+    """The mark of a message whose canonical JSON has this digest."""
+    if len(message) == _PLAIN_FIELDS and message["role"] in _PLAIN_ROLES:
+        return digest[:_MARK_BYTES]  # canonical JSON is its normal form
+    return hashlib.sha256(normal_form(message, call_ids=call_ids)).digest()[:_MARK_BYTES]
+
+
 def normal_form(message: Message, *, call_ids: bool) -> bytes:
     """Bytes that are equal for messages of equal meaning."""
     role = message["role"]
     content = message.get("content") or ""
-    is_text = isinstance(content, str)
-    if role == "tool" and is_text and not call_ids:
-        return b"tool\0" + content.encode("utf-8", "surrogatepass")
     if role == "assistant":
-        parts = [content.strip().encode("utf-8", "surrogatepass") if is_text else _dump(content)]
+        is_text = isinstance(content, str)
+        parts = [
+            b"assistant",
+            content.strip().encode("utf-8", "surrogatepass") if is_text else _dump(content),
+        ]
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             arguments = function.get("arguments")
@@ -88,16 +122,17 @@ def normal_form(message: Message, *, call_ids: bool) -> bytes:
             ]
             if call_ids:
                 parts.append(str(call.get("id")).encode("utf-8", "surrogatepass"))
-        form = b"\0".join(parts)
-    else:
-        form = content.encode("utf-8", "surrogatepass") if is_text else _dump(content)
-        if role == "tool":
-            if call_ids:
-                form += b"\0" + str(message.get("tool_call_id")).encode("utf-8", "surrogatepass")
-            return b"tool\0" + form
+        if message.get("name") is not None:
+            parts += [b"name", str(message["name"]).encode("utf-8", "surrogatepass")]
+        return b"\0".join(parts)
+    if role == "tool":
+        form = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else _dump(content)
+        call_id = str(message.get("tool_call_id")).encode("utf-8", "surrogatepass") if call_ids else b""
+        return b"\0".join((b"tool", form, call_id))
+    plain = {"content": content, "role": "system" if role == "developer" else role}
     if message.get("name") is not None:
-        form += b"\0name\0" + str(message["name"]).encode("utf-8", "surrogatepass")
-    return (b"system" if role == "developer" else role.encode("utf-8", "surrogatepass")) + b"\0" + form
+        plain["name"] = message["name"]
+    return canonical_json(plain)
 
 
 def plain_arguments(arguments: Any) -> bytes:
@@ -125,11 +160,6 @@ def _whole_floats_as_ints(value: Any) -> Any:
     if isinstance(value, list):
         return [_whole_floats_as_ints(item) for item in value]
     return value
-
-
-def _add(state: Any, form: bytes) -> None:
-    state.update(b"%d " % len(form))
-    state.update(form)
 
 
 def _dump(value: Any) -> bytes:

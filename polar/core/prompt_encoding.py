@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Encoding, Tokenizer
 
 from polar.core.chat_template import TemplateError
-from schemas.columns import TokenColumn
 
 
 class PromptEncoder:
@@ -111,13 +110,3 @@ class PromptEncoder:
     def _is_plain_text(self, text: str) -> bool:
         ids = self._plain.encode(text, add_special_tokens=False).ids
         return len(text) > 1 and bool(ids) and not any(token_id in self._added for token_id in ids)
-
-
-def packed(ids: Sequence[int]) -> bytes:
-    """Ids as little-endian int32, the form of token columns."""
-    return TokenColumn(ids).data
-
-
-def unpacked(data: bytes) -> list[int]:
-    """The ids of packed bytes."""
-    return TokenColumn.from_bytes(data).tolist()

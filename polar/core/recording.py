@@ -5,8 +5,9 @@ record's bases are calls whose records were built (hence spooled) before it. Del
 only: without a history the same record comes out whole.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -14,18 +15,20 @@ import orjson
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import Captured, CapturedChoice
 from polar.core.dialects.engine_body import sampling_asked
-from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
-from polar.core.token_text import TokenText
+from polar.core.session_history import Delta, EncodedMessages, EncodedTools, SessionHistory
+from polar.core.token_text import TokenText, sound
 from schemas.base import canonical_json, digest, encode
-from schemas.calls import CallRecord, Continuity, Delivery, MessagesDelta, PromptDelta, ToolsDelta, Usage
-from schemas.columns import FloatColumn, TokenColumn
+from schemas.calls import CallRecord, Continuity, Delivery, MessagesDelta, PromptDelta, ToolsDelta
+from schemas.columns import FloatColumn, TokenTextColumn
 from schemas.ids import call_id
 from schemas.policies import PolicyInterval, PolicyVersion
 from schemas.topics import CALLS
 
 MAX_RECORD_BYTES = CALLS.max_message_bytes - 4096
 """The topic's limit counts key and headers too."""
-_COLUMNS = (TokenColumn, FloatColumn)
+_NO_IDS = TokenText(b"", 0)
+_NO_TOOLS = EncodedTools.of(())
+_LOGPROBS_MODE: str = CallRecord.model_fields["logprobs_mode"].default
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +41,39 @@ class Dispatched:
     """seq of choice 0; choice i has first_seq + i."""
     open_calls: tuple[int, ...]
     request: ModelRequest
+    messages: EncodedMessages
+    """Of the request."""
+    tools: EncodedTools
+    """Of the request."""
     sampling_used: dict[str, Any]
     trainable: bool
     engine_id: str
     first_version: PolicyVersion
     continuity: Continuity | None = None
-    prompt: TokenColumn | None = None
+    prompt: TokenText | None = None
     """The prompt's ids, where the gateway made them and the engine has to use them."""
-    prompt_text: TokenText | None = None
-    """The same, as the engine gets them and has to give them back."""
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedCall:
-    """A record and its bytes on the log."""
+class RecordedCall:
+    """A CallRecord's bytes on the log, and what its gateway wants to know of it."""
 
-    record: CallRecord
+    seq: int
+    choice_index: int
+    prompt: TokenText
+    """Empty where no ids are known."""
+    sampled: TokenText
+    delivery: Delivery
+    untrainable: str | None
+    finish_reason: str | None
+    error: str
     data: bytes
-    """Equal to `encode(record)`."""
+    """Equal to `encode` of the record that it reads as."""
 
-    @classmethod
-    def of(cls, record: CallRecord) -> "EncodedCall":
-        """Encode a record."""
-        return cls(record, encode(record))
+    @property
+    def ids(self) -> TokenText:
+        """Prompt + sampled."""
+        return self.prompt.followed_by(self.sampled)
 
 
 def build_records(
@@ -71,101 +84,121 @@ def build_records(
     last_version: PolicyVersion,
     delivery: Delivery,
     error: str = "",
-) -> list[EncodedCall]:
+) -> list[RecordedCall]:
     """One record per choice asked for, in order of seq; `history` learns them."""
-    messages, tools = EncodedMessages.of(call.request.messages), EncodedTools.of(call.request.tools)
-    prompt = prompt_column(call, captured, history)
-    complete = prompt is not None and captured.is_complete()
-    records = []
-    for index in range(call.request.choices):
-        choice = captured.choices.get(index) or CapturedChoice()
-        sampled = _token_column(choice.token_ids)
-        untrainable = _untrainable(call, complete=complete and sampled is not None, delivery=delivery)
-        sampled = TokenColumn() if sampled is None else sampled
-        record = CallRecord(
-            call_id=call_id(call.session_id, call.first_seq + index),
-            session_id=call.session_id,
-            group_id=call.group_id,
-            seq=call.first_seq + index,
-            thread_id=call.request.thread_id,
-            native_ids=dict(call.request.native_ids),
-            dialect=call.request.dialect,
-            kind=call.request.kind,
-            request_digest=call.request.digest,
-            choice_index=index,
-            open_calls=call.open_calls,
-            continuity=call.continuity,
-            prompt=history.prompt(prompt or TokenColumn()),
-            sampled_ids=sampled,
-            logprobs=_fit(choice.logprobs, len(sampled)),
-            policy=PolicyInterval(first=call.first_version, last=last_version),
-            engine_id=call.engine_id,
-            engine_request_id=captured.engine_request_id,
-            messages=history.messages(messages),
-            tools=history.tools(tools),
-            notes=call.request.notes,
-            answer=choice.message,
-            model_asked=call.request.model,
-            sampling_asked=sampling_asked(call.request.fields),
-            sampling_used=call.sampling_used,
-            finish_reason=choice.finish_reason,
-            usage=_usage(captured, choice, alone=call.request.choices == 1),
-            stream=call.request.stream,
-            delivery=delivery,
-            untrainable=untrainable,
-            error=error,
+    prompt, complete = _prompt(call, captured), captured.is_complete()
+    return [
+        _record(
+            call, captured, history, index, prompt,
+            complete=complete, last_version=last_version, delivery=delivery, error=error,
         )
-        data = _encode(record, messages, tools)
-        if len(data) > MAX_RECORD_BYTES:
-            records.append(EncodedCall.of(_without_texts(record)))
-            continue
-        text = _text_of(captured, choice, sampled)
-        history.remember(record.seq, prompt or TokenColumn(), sampled, text, messages, record.tools)
-        records.append(EncodedCall(record, data))
-    return records
+        for index in range(call.request.choices)
+    ]  # fmt: skip
 
 
-def _encode(record: CallRecord, messages: EncodedMessages, tools: EncodedTools) -> bytes:
-    """The record's bytes, put together from the messages' own: `encode(record)`, for a part of its cost."""
-    new = [orjson.Fragment(text) for text in messages.texts[record.messages.kept :]]
-    foreign = {
-        name: orjson.Fragment(canonical_json(getattr(record, name)))
-        for name in ("answer", "sampling_asked", "sampling_used")
+def _record(
+    call: Dispatched,
+    captured: Captured,
+    history: SessionHistory,
+    index: int,
+    prompt: TokenText | None,
+    *,
+    complete: bool,
+    last_version: PolicyVersion,
+    delivery: Delivery,
+    error: str,
+) -> RecordedCall:
+    request = call.request
+    choice = captured.choices.get(index) or CapturedChoice()
+    ids, sampled = None if prompt is None else history.prompt(prompt), sound(choice.token_ids)
+    complete = complete and ids is not None and sampled is not None
+    untrainable = _untrainable(call, complete=complete, delivery=delivery)
+    if ids is None or prompt is None:
+        prompt, ids = _NO_IDS, Delta(None, 0)
+    sampled = _NO_IDS if sampled is None else sampled
+    messages = history.messages(call.messages)
+    knows_tools = history.knows_tools(call.tools)
+    seq = call.first_seq + index
+    plain: dict[str, Any] = {
+        "type": "CallRecord",
+        "schema_version": CallRecord.SCHEMA_MAJOR,
+        "call_id": call_id(call.session_id, seq),
+        "session_id": call.session_id,
+        "group_id": call.group_id,
+        "seq": seq,
+        "thread_id": request.thread_id,
+        "native_ids": dict(request.native_ids),
+        "dialect": request.dialect,
+        "kind": request.kind,
+        "request_digest": request.digest,
+        "choice_index": index,
+        "open_calls": call.open_calls,
+        "continuity": call.continuity,
+        "media": (),
+        "logprobs": _fit(choice.logprobs, len(sampled)).to_text(),
+        "logprobs_mode": _LOGPROBS_MODE,
+        "policy": {"first": call.first_version, "last": last_version},
+        "engine_id": call.engine_id,
+        "engine_request_id": captured.engine_request_id,
+        "notes": request.notes,
+        "model_asked": request.model,
+        "finish_reason": choice.finish_reason,
+        "usage": _usage(captured, choice, alone=request.choices == 1),
+        "stream": request.stream,
+        "delivery": delivery.value,
+        "untrainable": untrainable,
+        "error": error,
     }
-    is_new = record.tools.tools is not None
-    fields = {
-        **record.__dict__,
-        **foreign,
-        "messages": {**record.messages.__dict__, "new": new},
-        "tools": {
-            **record.tools.__dict__,
-            "tools": [orjson.Fragment(text) for text in tools.texts] if is_new else None,
-        },
-    }
+    texts = {
+        "prompt": b'{"base_call":%b,"kept":%d,"new_ids":"%b"}' % (_seq(ids.base), ids.kept, ids.new.text),
+        "sampled_ids": b'"%b"' % sampled.text,
+        "answer": canonical_json(choice.message),
+        "sampling_asked": canonical_json(sampling_asked(request.fields)),
+        "sampling_used": canonical_json(call.sampling_used),
+        "messages": b'{"base_call":%b,"digest":"%b","kept":%d,"new":[%b]}' % (
+            _seq(messages.base), call.messages.digest.encode(), messages.kept,
+            b",".join(call.messages.texts[messages.kept :]),
+        ),
+        "tools": _tools(call.tools, in_full=not knows_tools),
+    }  # fmt: skip
+    data = _encode(plain, texts)
+    made = RecordedCall(seq, index, prompt, sampled, delivery, untrainable, choice.finish_reason, error, data)
+    if len(data) > MAX_RECORD_BYTES:
+        return _without_texts(made, call, plain, texts)
+    history.remember(seq, made.ids, call.messages, call.tools)
+    return made
+
+
+def _tools(tools: EncodedTools, *, in_full: bool) -> bytes:
+    return b'{"digest":"%b","tools":%b}' % (tools.digest.encode(), tools.text if in_full else b"null")
+
+
+def _seq(number: int | None) -> bytes:
+    return b"null" if number is None else b"%d" % number
+
+
+def _encode(plain: dict[str, Any], texts: dict[str, bytes]) -> bytes:
+    """The record's bytes, of plain fields and of fields that are JSON already."""
+    fields = plain | {name: orjson.Fragment(text) for name, text in texts.items()}
     try:
         return orjson.dumps(fields, default=_plain, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:
         # Half a surrogate pair, a number beyond 64 bits: the way that takes everything.
-        return encode(record)
+        fields = plain | {name: json.loads(text) for name, text in texts.items()}
+        return encode(CallRecord.model_validate(fields))
 
 
 def _plain(value: Any) -> Any:
-    """JSON form of what records hold beside plain data."""
-    if type(value) in _COLUMNS:
-        return value.to_text()
+    """JSON form of the models that records hold."""
     return value.__dict__
 
 
-def prompt_column(call: Dispatched, captured: Captured, history: SessionHistory) -> TokenColumn | None:
-    """The prompt's ids as one column; None where the engine's are none."""
+def _prompt(call: Dispatched, captured: Captured) -> TokenText | None:
+    """The prompt's ids as the engine told them; none where they are no list."""
     if call.prompt is not None and captured.prompt_is_as_sent:
         return call.prompt
-    if not isinstance(captured.prompt_ids, TokenText):
-        return _token_column(captured.prompt_ids)
-    try:
-        return history.pack(captured.prompt_ids)
-    except (OverflowError, ValueError):
-        return None
+    ids = captured.prompt_ids
+    return ids if isinstance(ids, TokenText) else sound(ids)
 
 
 def unfinished_record(
@@ -180,8 +213,8 @@ def unfinished_record(
         seq=seq,
         request_digest=request_digest,
         choice_index=choice_index,
-        prompt=PromptDelta(new_ids=TokenColumn()),
-        sampled_ids=TokenColumn(),
+        prompt=PromptDelta(new_ids=TokenTextColumn()),
+        sampled_ids=TokenTextColumn(),
         logprobs=FloatColumn(),
         policy=PolicyInterval(first=version, last=version),
         engine_id=engine_id,
@@ -194,21 +227,36 @@ def unfinished_record(
     )
 
 
-def _without_texts(record: CallRecord) -> CallRecord:
+def recorded(record: CallRecord) -> RecordedCall:
+    """A record that was made whole."""
+    sampled = TokenText.of(record.sampled_ids.tolist())
+    return RecordedCall(
+        record.seq, record.choice_index, _NO_IDS, sampled, record.delivery, record.untrainable,
+        record.finish_reason, record.error, encode(record),
+    )  # fmt: skip
+
+
+def _without_texts(
+    made: RecordedCall, call: Dispatched, plain: dict[str, Any], texts: dict[str, bytes]
+) -> RecordedCall:
     """The record of a call whose texts do not fit a record: its ids stay, and it says so.
 
     It is no base for later calls, since its messages are gone.
     """
-    return record.model_copy(
-        update={
-            "messages": MessagesDelta(digest=record.messages.digest),
-            "tools": ToolsDelta(digest=digest(), tools=()),
-            "answer": {},
-            "sampling_asked": {},
-            "untrainable": record.untrainable or "record_too_large",
-            "error": f"texts left out: the record is over {MAX_RECORD_BYTES} bytes. {record.error}".strip(),
-        }
+    untrainable = made.untrainable or "record_too_large"
+    error = f"texts left out: the record is over {MAX_RECORD_BYTES} bytes. {made.error}".strip()
+    no_messages = b'{"base_call":null,"digest":"%b","kept":0,"new":[]}' % call.messages.digest.encode()
+    data = _encode(
+        plain | {"untrainable": untrainable, "error": error},
+        texts
+        | {
+            "messages": no_messages,
+            "tools": _tools(_NO_TOOLS, in_full=True),
+            "answer": b"{}",
+            "sampling_asked": b"{}",
+        },
     )
+    return replace(made, untrainable=untrainable, error=error, data=data)
 
 
 def _untrainable(call: Dispatched, *, complete: bool, delivery: Delivery) -> str | None:
@@ -221,39 +269,23 @@ def _untrainable(call: Dispatched, *, complete: bool, delivery: Delivery) -> str
     return None
 
 
-def _text_of(captured: Captured, choice: CapturedChoice, sampled: TokenColumn) -> bytes:
-    """Prompt and sampled ids as they stand at the beginning of a prompt that continues them."""
-    if not isinstance(captured.prompt_ids, TokenText) or len(sampled) != len(choice.token_ids):
-        return b""
-    return TokenText.of(choice.token_ids, behind=captured.prompt_ids.text).text
-
-
-def _token_column(ids: Sequence[Any]) -> TokenColumn | None:
-    """Packed ids; none when something else than int32 stands among them."""
-    try:
-        return TokenColumn(ids)
-    except (TypeError, OverflowError):
-        return None
-
-
 def _fit(logprobs: Sequence[float], size: int) -> FloatColumn:
     """[size] log-probs: missing ones are NaN, those without an id are cut off."""
     return FloatColumn([*logprobs[:size], *([float("nan")] * (size - len(logprobs)))])
 
 
-def _usage(captured: Captured, choice: CapturedChoice, *, alone: bool) -> Usage | None:
+def _usage(captured: Captured, choice: CapturedChoice, *, alone: bool) -> dict[str, int | None] | None:
     """The engine's counts; it adds up choices, so with several a choice's own ids are counted."""
     if captured.usage is None:
         return None
     details = captured.usage.get("prompt_tokens_details")
-    return Usage(
-        prompt_tokens=_count(captured.usage.get("prompt_tokens")) or 0,
-        completion_tokens=(_count(captured.usage.get("completion_tokens")) or 0)
-        if alone
-        else len(choice.token_ids),
-        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
-    )
+    sampled = _count(captured.usage.get("completion_tokens")) or 0
+    return {
+        "prompt_tokens": _count(captured.usage.get("prompt_tokens")) or 0,
+        "completion_tokens": sampled if alone else len(choice.token_ids),
+        "cached_tokens": _count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+    }
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -23,6 +23,8 @@ def root_relation(
     """
     if known.kind == "compaction":
         return "compaction"
+    if not table.calls:
+        return "subagent" if known.kind == "subagent" else "first"
     changed = _changed(table, messages, marks, known)
     if changed is not None:
         return changed

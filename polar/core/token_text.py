@@ -1,36 +1,43 @@
-"""Token ids as the JSON text that an engine wrote: counted, compared, packed, never a list of numbers.
+"""Token ids as the JSON text that an engine writes: counted, compared, joined, never a list of numbers.
 
 A prompt of 50,000 ids costs milliseconds as a list of Python's numbers. As text it is compared with
-what is known of an earlier call, and only the rest is read.
+what is known of an earlier call, put into the record and into the next prompt; only sampled ids
+are ever read.
 """
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
 
 import numpy as np
 import orjson
 
-_ITEM_BYTES = 4
-_LEAST, _LARGEST = -(2**31), 2**31 - 1
+from schemas.columns import TokenTextColumn
+
+_COMMA, _ZERO = b",0"
+_LEAST_WIDTH = 2
+"""Of an id with its comma."""
+_SURELY_32_BITS = 9
+"""Digits of numbers that fit in 32 bits, whatever they are."""
 
 
 class TokenText(Sequence[int]):
     """The inside of a JSON list of whole numbers, without spaces. Equal to the list of these numbers."""
 
-    __slots__ = ("_list", "_packed", "_size", "text")
+    __slots__ = ("_list", "_size", "text")
 
-    def __init__(self, text: bytes) -> None:
-        """Whether the text holds nothing but ids is seen when they are packed."""
+    def __init__(self, text: bytes, size: int = -1) -> None:
+        """`size`: how many ids these are, where that is known. `is_sound` tells whether they are ids."""
         self.text = text
         self._list: list[int] | None = None
-        self._packed: bytes | None = None
-        self._size = -1
+        self._size = size
 
     @classmethod
-    def of(cls, ids: Sequence[int], *, behind: bytes = b"") -> "TokenText":
-        """The text of numbers, behind another text."""
-        text = orjson.dumps(list(ids))[1:-1]
-        return cls(behind + b"," + text if behind and text else behind + text)
+    def of(cls, ids: Sequence[int]) -> "TokenText":
+        """The text of numbers. Raises TypeError for what JSON does not know as one."""
+        try:
+            return cls(orjson.dumps(ids if type(ids) is list else list(ids))[1:-1], len(ids))
+        except orjson.JSONEncodeError as error:
+            raise TypeError(str(error)) from error
 
     def tolist(self) -> list[int]:
         """The numbers."""
@@ -38,19 +45,43 @@ class TokenText(Sequence[int]):
             self._list = orjson.loads(b"[" + self.text + b"]")
         return self._list
 
-    def packed(self, text: bytes = b"", known: bytes = b"") -> bytes:
-        """The ids as little-endian int32; `known` are those of a text that this one begins with.
+    def followed_by(self, more: "TokenText") -> "TokenText":
+        """These ids and then the others."""
+        if not self.text or not more.text:
+            return more if not self.text else self
+        return TokenText(self.text + b"," + more.text, len(self) + len(more))
 
-        Raises OverflowError where one does not fit, ValueError for anything but ids.
-        """
-        if self._packed is None:
-            self._packed = known + _pack(self.text[len(text) + 1 :] if text else self.text)
-            self._size = len(self._packed) // _ITEM_BYTES
-        return self._packed
+    def behind(self, text: bytes, size: int) -> "TokenText":
+        """The ids behind the first `size`, whose text is `text`."""
+        if not text:
+            return self
+        return TokenText(self.text[len(text) + 1 :], self._size - size if self._size >= 0 else -1)
 
     def begins_with(self, text: bytes) -> bool:
         """Whether the first ids are those of a text."""
         return self.text.startswith(text) and self.text[len(text) : len(text) + 1] in (b"", b",")
+
+    def is_sound(self) -> bool:
+        """Whether these are whole numbers of 32 bits and commas between them, as JSON writes them."""
+        if not self.text or self._is_plain():
+            return True
+        try:
+            text = self.text.decode("ascii")
+            return TokenTextColumn.from_text(text).to_text() == text
+        except ValueError:
+            return False
+
+    def _is_plain(self) -> bool:
+        """Whether these are numbers of at most nine digits, without signs and without needless zeros."""
+        if self.text.translate(None, b"0123456789,"):
+            return False
+        signs = np.frombuffer(b"," + self.text + b",", np.uint8)
+        commas = np.flatnonzero(signs == _COMMA)
+        widths = commas[1:] - commas[:-1]
+        if widths.min() < _LEAST_WIDTH or widths.max() > 1 + _SURELY_32_BITS:
+            return False
+        self._size = len(widths)
+        return not (widths[signs[commas[:-1] + 1] == _ZERO] > _LEAST_WIDTH).any()
 
     def __len__(self) -> int:
         if self._size < 0:
@@ -72,14 +103,33 @@ class TokenText(Sequence[int]):
     def __hash__(self) -> int:
         return hash(self.text)
 
+    def __repr__(self) -> str:
+        return f"TokenText({self.text!r})"
 
-def _pack(text: bytes) -> bytes:
-    if not text:
-        return b""
-    if text.translate(None, b"0123456789,-") or b",," in text:
-        raise ValueError("these are no token ids")
-    # Numbers beyond 64 bits come out as the largest or smallest of 64 bits.
-    numbers = np.fromstring(text, dtype=np.int64, sep=",")
-    if numbers.min() < _LEAST or numbers.max() > _LARGEST:
-        raise OverflowError("a token id does not fit in 32 bits")
-    return numbers.astype("<i4").tobytes()
+
+def common_prefix(a: bytes, b: bytes) -> int:
+    """Bytes of the leading whole ids that two texts share, by bisection over memory compares."""
+    if len(a) > len(b):
+        a, b = b, a
+    low, high = 0, len(a)
+    if b.startswith(a):
+        low = high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    if low == len(a) and b[low : low + 1] in (b"", b","):
+        return low
+    return max(0, a.rfind(b",", 0, low))
+
+
+def sound(ids: Iterable[Any]) -> TokenText | None:
+    """Ids as an engine gave them; none when something else than int32 stands among them."""
+    if not isinstance(ids, TokenText):
+        try:
+            ids = TokenText.of(list(ids))
+        except TypeError:
+            return None
+    return ids if ids.is_sound() else None

@@ -167,9 +167,9 @@ class Exchange:
 
     def _prove_prompt(self, captured: Captured) -> None:
         """Nothing is passed on of an answer to another prompt than the one that was sent as ids."""
-        if self._call.prompt_text is None or captured.prompt_is_as_sent:
+        if self._call.prompt is None or captured.prompt_is_as_sent:
             return
-        if self._call.prompt_text != captured.prompt_ids:
+        if self._call.prompt != captured.prompt_ids:
             self._recorder.counters["prompt_ignored"] += 1
             raise PromptIgnoredError(
                 f"engine {self._slot.engine_id} answers another prompt than the ids that it was sent"

@@ -117,10 +117,10 @@ async def running_parts(
         raise SettingsError("POLAR_GATEWAY_ENGINES names no engine; give the base URL of a vLLM server")
     api_key = load_engine_key(settings.engine_key_file)
     spool = Spool(log.data_dir / "gateway" / settings.id)
+    rows = ContinuityRows(log.data_dir / "gateway" / settings.id / "continuity")
     http = new_http_session()
     try:
         sender = SpoolSender(spool, new_writer)
-        rows = ContinuityRows(log.data_dir / "gateway" / settings.id / "continuity")
         sessions = SessionTable(spool, rows, settings.id, settings.history_max_bytes)
         sessions.recover("gateway restarted")
         prompts = await _prompts(settings)
@@ -161,6 +161,7 @@ async def running_parts(
                     logger.error("a background task of the gateway failed", exc_info=outcome)
     finally:
         await http.close()
+        rows.close()
         spool.close()
 
 

@@ -17,12 +17,13 @@ from polar.core.chat_template import TemplateError
 from polar.core.continuity import Asked, Plan, Policy, plan, sees_call_ids
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import Captured, CapturedChoice
+from polar.core.recording import RecordedCall
 from polar.core.rendering import Renderer
+from polar.core.session_history import EncodedMessages, EncodedTools
 from polar.core.token_text import TokenText
 from polar.gateway.engines import EngineSlot
 from polar.gateway.sessions import LiveSession
-from schemas.calls import CallRecord, Continuity, Delivery
-from schemas.columns import TokenColumn
+from schemas.calls import Continuity, Delivery
 
 _IGNORED = ({"role": "user", "content": "The prompt is in kv_transfer_params."},)
 """Engines want messages beside ids, and look at nothing in them."""
@@ -45,9 +46,18 @@ class Prompts:
         self.cut_tokens = 0
         """Sampled ids that no harness saw and no later prompt holds."""
 
-    async def plan(self, live: LiveSession, request: ModelRequest, slot: EngineSlot) -> Plan:
-        """How the next call of a session gets its prompt."""
-        asked = Asked(request.messages, request.tools, request.fields, request.thread_id, request.kind)
+    async def plan(
+        self,
+        live: LiveSession,
+        request: ModelRequest,
+        messages: EncodedMessages,
+        tools: EncodedTools,
+        slot: EngineSlot,
+    ) -> Plan:
+        """How the next call of a session gets its prompt; `messages`, `tools`: those of the request."""
+        asked = Asked(
+            request.messages, request.tools, request.fields, messages, tools, request.thread_id, request.kind
+        )
         planned = plan(live.continuity, asked, self.renderer, self._policy, slot.rendering)
         if planned.render is not None:
             try:
@@ -68,8 +78,7 @@ class Prompts:
         live: LiveSession,
         planned: Plan,
         captured: Captured,
-        records: Sequence[CallRecord],
-        prompt: TokenColumn | None,
+        records: Sequence[RecordedCall],
     ) -> list[bytes]:
         """Make recorded choices continuable; returns the rows that a restart needs for that."""
         rows = []
@@ -85,11 +94,11 @@ class Prompts:
                 call_ids=sees_call_ids(self.renderer),
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
-                prompt_tokens=len(prompt or ()),
-                sampled_tokens=len(record.sampled_ids),
+                prompt=record.prompt,
+                sampled_tokens=len(record.sampled),
             )
             # Without a renderer nothing continues ids, so they need no room.
-            ids = prompt.data + record.sampled_ids.data if prompt and self.renderer else None
+            ids = record.ids if record.prompt and self.renderer else None
             if (row := live.continuity.add(known, ids, planned.basis)) is not None:
                 rows.append(row)
         self.forgotten += live.continuity.forgotten - forgotten

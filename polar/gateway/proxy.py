@@ -29,6 +29,7 @@ from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.engine_body import count_body, engine_body
 from polar.core.dialects.system_messages import system_first
 from polar.core.session_budget import exhausted, tokens_left
+from polar.core.session_history import EncodedMessages, EncodedTools
 from polar.core.session_keys import InvalidKeyError, SessionClaims, mask_keys, validate
 from polar.core.token_limits import lower_limit
 from polar.errors import EngineError
@@ -55,7 +56,6 @@ from polar.gateway.retries import Retries, is_marked, retry_key
 from polar.gateway.sessions import LiveSession, SessionRefusedError, SessionTable
 from polar.gateway.spool import Spool
 from polar.settings import GatewaySettings
-from schemas.columns import TokenColumn
 from schemas.tasks import LimitSpec
 
 logger = logging.getLogger(__name__)
@@ -243,19 +243,17 @@ class ModelProxy:
             stream=request.stream or self._settings.always_stream,
         )  # fmt: skip
         lower_limit(body, used, context_tokens=slot.context_tokens, budget_tokens=budget)
-        planned = await self._prompts.plan(live, request, slot)
+        messages, tools = EncodedMessages.of(request.messages), EncodedTools.of(request.tools)
+        planned = await self._prompts.plan(live, request, messages, tools, slot)
         if planned.rendering == "local":
             live = self._admit(claims)  # rendering may have taken a while, too
-        prompt = text = None
         if planned.prompt is not None:
-            prompt = TokenColumn.from_bytes(planned.prompt)
-            text = live.history.text_of(prompt)
-            put_ids(body, used, text, slot.context_tokens)
+            put_ids(body, used, planned.prompt, slot.context_tokens)
         try:
             call = self._sessions.begin(
                 live, request, asyncio.current_task(), trainable=claims.trainable, sampling_used=used,
                 engine_id=slot.engine_id, first_version=slot.versions.settled,
-                continuity=as_continuity(planned), prompt=prompt, prompt_text=text,
+                messages=messages, tools=tools, continuity=as_continuity(planned), prompt=planned.prompt,
             )  # fmt: skip
         except OSError as error:
             raise unavailable(f"the spool cannot be written: {error}", "spool_error") from error

@@ -9,7 +9,7 @@ from collections import Counter
 
 from polar.core.continuity import Plan
 from polar.core.dialects.engine_answer import Captured
-from polar.core.recording import Dispatched, build_records, prompt_column
+from polar.core.recording import Dispatched, build_records
 from polar.gateway.prompts import Prompts
 from polar.gateway.sender import SpoolSender
 from polar.gateway.sessions import LiveSession, SessionTable
@@ -44,13 +44,11 @@ class Recorder:
         error: str,
     ) -> int:
         """Spool a call's records; returns the spool id of the last. Raises OSError."""
-        built = build_records(
+        records = build_records(
             call, captured, live.history, last_version=last_version, delivery=delivery, error=error
         )
-        prompt = prompt_column(call, captured, live.history)
-        records = [one.record for one in built]
-        rows = self._prompts.remember(live, planned, captured, records, prompt)
-        record_id = self._sessions.commit(live, built, rows)
+        rows = self._prompts.remember(live, planned, captured, records)
+        record_id = self._sessions.commit(live, records, rows)
         self._sender.wake()
         for record in records:
             self.counters[record.delivery] += 1
@@ -58,7 +56,7 @@ class Recorder:
                 self.counters[record.untrainable] += 1
             logger.debug(
                 "session_id=%s seq=%s policy_version=%s..%s %s finish=%s %s",
-                record.session_id, record.seq, record.policy.first, record.policy.last, record.delivery,
+                live.session_id, record.seq, call.first_version, last_version, record.delivery,
                 record.finish_reason, record.error,
             )  # fmt: skip
         return record_id

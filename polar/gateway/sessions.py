@@ -18,15 +18,14 @@ import orjson
 
 from polar.core.continuity_table import ContinuityTable
 from polar.core.dialects.base import ModelRequest
-from polar.core.recording import Dispatched, EncodedCall, unfinished_record
+from polar.core.recording import Dispatched, RecordedCall, recorded, unfinished_record
 from polar.core.session_budget import Used
-from polar.core.session_history import SessionHistory
+from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
 from polar.core.session_keys import SessionClaims
 from polar.core.token_text import TokenText
 from polar.gateway.continuity_rows import ContinuityRows
 from polar.gateway.spool import SessionRow, Spool
 from schemas.calls import Continuity, SessionOpened, SessionSealed
-from schemas.columns import TokenColumn
 from schemas.ids import group_of
 from schemas.policies import PolicyVersion
 from schemas.sessions import Outcome
@@ -140,9 +139,10 @@ class SessionTable:
         sampling_used: dict[str, Any],
         engine_id: str,
         first_version: PolicyVersion,
+        messages: EncodedMessages,
+        tools: EncodedTools,
         continuity: Continuity | None = None,
-        prompt: TokenColumn | None = None,
-        prompt_text: TokenText | None = None,
+        prompt: TokenText | None = None,
     ) -> Dispatched:
         """Reserve the numbers of a call that `task` carries out, and note it in flight."""
         if task is None:
@@ -173,21 +173,22 @@ class SessionTable:
             first_seq=first_seq,
             open_calls=open_calls,
             request=request,
+            messages=messages,
+            tools=tools,
             sampling_used=sampling_used,
             trainable=trainable,
             engine_id=engine_id,
             first_version=first_version,
             continuity=continuity,
             prompt=prompt,
-            prompt_text=prompt_text,
         )
 
-    def commit(self, live: LiveSession, records: Sequence[EncodedCall], rows: Sequence[bytes] = ()) -> int:
+    def commit(self, live: LiveSession, records: Sequence[RecordedCall], rows: Sequence[bytes] = ()) -> int:
         """Spool a call's records; returns the id of the last. The history has grown: trim it.
 
         `rows`: what a restart needs to continue these calls.
         """
-        record_id = self._spool.record(records)
+        record_id = self._spool.record(live.session_id, records)
         self._rows.append(live.session_id, rows)
         size = live.history.size_bytes + live.continuity.size_bytes
         self.history_bytes += size - live.history_bytes
@@ -241,7 +242,7 @@ class SessionTable:
                 version=PolicyVersion.parse(known["version"]),
                 error=error,
             )
-            self._spool.record([EncodedCall.of(record)])
+            self._spool.record(session, [recorded(record)])
             logger.warning("session_id=%s call %s has no answer: %s", session, seq, error)
         return len(unrecorded)
 

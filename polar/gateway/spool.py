@@ -21,7 +21,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from polar.core.recording import EncodedCall
+from polar.core.recording import RecordedCall
 from polar.errors import SettingsError
 from polar.gateway.journal import Blob, Journal
 from schemas.base import encode
@@ -155,13 +155,13 @@ class Spool:
             for seq, text in sorted(self._reserved.get(session, {}).items())
         ]
 
-    def record(self, calls: Sequence[EncodedCall]) -> int:
-        """Spool the records of reserved numbers of one session; returns the id of the last."""
+    def record(self, session_id: str, calls: Sequence[RecordedCall]) -> int:
+        """Spool the records of reserved numbers of a session; returns the id of the last."""
         head = {
             "kind": "record",
-            "session": calls[0].record.session_id,
-            "seqs": [call.record.seq for call in calls],
-            "sampled": sum(len(call.record.sampled_ids) for call in calls),
+            "session": session_id,
+            "seqs": [call.seq for call in calls],
+            "sampled": sum(len(call.sampled) for call in calls),
         }
         return self._change(head, [call.data for call in calls])
 

@@ -13,7 +13,8 @@ import pytest
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import Captured, read_answer
 from polar.core.dialects.engine_body import engine_body
-from polar.core.recording import Dispatched, SessionHistory, build_records
+from polar.core.recording import Dispatched, build_records
+from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
 from schemas.calls import Delivery
 from schemas.policies import BASE_VERSION
 from schemas.tasks import SamplingSpec
@@ -34,6 +35,7 @@ def told(case: dict[str, Any]) -> dict[str, Any]:
     body, used = engine_body(request, SamplingSpec(), trainable=True, model="policy")
     call = Dispatched(
         session_id="t/0/0/1", group_id="t", first_seq=1, open_calls=(), request=request,
+        messages=EncodedMessages.of(request.messages), tools=EncodedTools.of(request.tools),
         sampling_used=used, trainable=True, engine_id="engine-0", first_version=BASE_VERSION,
     )  # fmt: skip
     (built,) = build_records(
@@ -50,7 +52,7 @@ def told(case: dict[str, Any]) -> dict[str, Any]:
         "untrainable",
     )
     left_out = ("logprobs", "top_logprobs", "return_token_ids", "return_tokens_as_token_ids", "model")
-    record = built.record.model_dump(mode="json")
+    record = json.loads(built.data)
     return {
         "engine": {name: value for name, value in body.items() if name not in left_out},
         "record": {name: record[name] for name in names},

@@ -15,11 +15,14 @@ from polar.core.dialects.engine_answer import MALFORMED, AnswerError, Captured, 
 from polar.core.dialects.engine_body import count_body, engine_body
 from polar.core.dialects.engine_stream import EngineStream
 from polar.core.dialects.errors import ApiError
-from polar.core.recording import Dispatched, SessionHistory, build_records
+from polar.core.recording import Dispatched, build_records
+from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
 from schemas.base import encode
 from schemas.calls import CallRecord, Delivery
+from schemas.codec import decode
 from schemas.policies import BASE_VERSION
 from schemas.tasks import SamplingSpec
+from schemas.topics import CALLS
 from tests.conformance.converting import convert, wire
 from tests.conformance.reading import DIALECTS, Read, events_of, history, read_stream, read_whole
 from tests.conformance.scripted import Say, stream_of, whole_of
@@ -153,10 +156,12 @@ def records(request: ModelRequest, captured: Captured, delivery: Delivery) -> li
     """One a choice that was asked for."""
     call = Dispatched(
         session_id="t/0/0/1", group_id="t", first_seq=1, open_calls=(), request=request,
+        messages=EncodedMessages.of(request.messages), tools=EncodedTools.of(request.tools),
         sampling_used={"temperature": 1.0}, trainable=True, engine_id="engine-0", first_version=BASE_VERSION,
     )  # fmt: skip
     built = build_records(call, captured, SessionHistory(), last_version=BASE_VERSION, delivery=delivery)
-    return [each.record for each in built]
+    decoded = [decode(each.data, CALLS) for each in built]
+    return [record for record in decoded if isinstance(record, CallRecord)]
 
 
 # -- answers ------------------------------------------------------------------------------------

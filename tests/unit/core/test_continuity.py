@@ -7,6 +7,7 @@ import pytest
 
 from polar.core import continuity_table
 from polar.core.continuity_table import ContinuityTable
+from polar.core.token_text import TokenText
 from tests.chat_models import ChatModel, llama3_shape
 from tests.harness_loop import Loop, Message, forced_ids
 
@@ -269,8 +270,8 @@ def test_the_table_is_bounded_and_shares_ids(loop: Loop, monkeypatch: pytest.Mon
         messages += [answer, user(f"{number}?")]
     assert len(loop.table.calls) == 4
     assert loop.table.forgotten == 8
-    longest = 4 * len(turn.prompt + turn.sampled)
-    assert loop.table.size_bytes == longest + 4 * 1024
+    longest = len(TokenText.of(turn.prompt + turn.sampled).text)
+    assert loop.table.size_bytes == longest + 4 * 1024 + 160 * len(loop.table.marks)
     assert loop.plan_of(messages).parent == 12
 
 

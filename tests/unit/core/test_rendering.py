@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from polar.core.chat_template import ChatTemplate, RenderedTool, TemplateError
-from polar.core.prompt_encoding import PromptEncoder, packed, unpacked
+from polar.core.prompt_encoding import PromptEncoder
 from polar.core.rendering import Renderer, UnsupportedTemplateError, look_back
 from polar.core.template_messages import (
     conversation,
@@ -200,7 +200,3 @@ def test_ids_that_no_tokenizer_writes_are_told_by_the_end_of_an_answer(chat_mode
     assert not renderer.is_canonical([*ids, *encode("qu"), *encode("ick brown")])
     assert renderer.is_canonical([])
     assert renderer.is_canonical(encode("x" * 3000))
-
-
-def test_packed_ids() -> None:
-    assert unpacked(packed([0, 1, 151_935])) == [0, 1, 151_935]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from polar.core.dialects.answer_json import Logprobs, clean, load_answer
 from polar.core.dialects.engine_answer import AnswerError, load_call
 from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
-from polar.core.token_text import TokenText
-from schemas.columns import TokenColumn
+from polar.core.token_text import TokenText, sound
+from schemas.columns import TokenTextColumn
 
 ids = st.lists(st.integers(0, 200_000), max_size=30)
 texts = st.text(max_size=12) | st.sampled_from(
@@ -113,26 +113,49 @@ def test_large_answers_of_vllm_are_cut() -> None:
 
 
 @given(ids, ids, ids, st.booleans())
-def test_a_prompt_that_goes_on_is_packed_from_what_is_known(
+def test_a_prompt_that_goes_on_is_read_from_where_it_is_new(
     prompt: list[int], sampled: list[int], new: list[int], continues: bool
 ) -> None:
     history = SessionHistory()
-    text = TokenText.of(prompt + sampled).text
-    history.remember(
-        1, TokenColumn(prompt), TokenColumn(sampled), text, EncodedMessages.of(()),
-        history.tools(EncodedTools.of(())),
-    )  # fmt: skip
+    history.remember(1, TokenText.of(prompt + sampled), EncodedMessages.of(()), EncodedTools.of(()))
     following = (prompt + sampled if continues else prompt) + new
-    column = history.pack(TokenText.of(following))
-    assert column == TokenColumn(following)
-    delta = history.prompt(column)
-    kept = (prompt + sampled)[: delta.kept]
-    assert kept + delta.new_ids.tolist() == following
+    delta = history.prompt(TokenText(TokenText.of(following).text))
+    assert delta is not None
+    assert (prompt + sampled)[: delta.kept] + delta.new.tolist() == following
+    assert len(delta.new) == len(following) - delta.kept
 
 
-def test_ids_beyond_32_bits_are_none() -> None:
-    for text in (b"1,2147483648", b"-99999999999999999999999", b"1,99999999999999999999"):
-        with pytest.raises(OverflowError):
-            TokenText(text).packed()
-    assert TokenText(b"").packed() == b""
+@given(ids, ids)
+def test_texts_are_joined_like_lists(first: list[int], then: list[int]) -> None:
+    joined = TokenText.of(first).followed_by(TokenText.of(then))
+    assert joined == first + then
+    assert len(joined) == len(first + then)
+    assert TokenText(joined.text) == joined
+    assert joined[len(first) :] == then
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(0, 12), max_size=9))
+def test_ids_are_sound(numbers: list[int]) -> None:
+    text = TokenText(TokenText.of(numbers).text)
+    assert text.is_sound()
+    assert len(text) == len(numbers)
+    assert TokenTextColumn.from_text(text.text.decode()).tolist() == numbers
+    assert TokenTextColumn(numbers).to_text().encode() == text.text
+
+
+@given(
+    st.text("0019,-. ]", max_size=12)
+    | st.sampled_from(["2147483648", "-9" * 9, "1,99999999999999999999", "true"])
+)
+def test_what_is_sound_is_what_a_record_reads_back(text: str) -> None:
+    try:
+        expected = TokenTextColumn.from_text(text).to_text() == text
+    except ValueError:
+        expected = False
+    assert TokenText(text.encode()).is_sound() == expected
+
+
+def test_other_things_than_ids_make_no_text() -> None:
+    for items in (["1"], [1.5], [True], [None], [[1]], [2**31], [2**70], [object()]):
+        assert sound(items) is None
     assert len(TokenText(b"")) == 0

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import polar.gateway.spool as spool_module
-from polar.core.recording import EncodedCall, unfinished_record
+from polar.core.recording import RecordedCall, recorded, unfinished_record
 from polar.gateway.spool import Spool
 from schemas.calls import SessionOpened, SessionSealed
 from schemas.policies import BASE_VERSION
@@ -19,12 +19,12 @@ from schemas.sessions import Outcome
 SESSIONS = ("t/0/0/1", "t/1/0/1")
 
 
-def encoded(session: str, seq: int, text: str = "") -> EncodedCall:
+def encoded(session: str, seq: int, text: str = "") -> RecordedCall:
     record = unfinished_record(
         session, "t", seq, request_digest="d", choice_index=0, stream=False, sampling_used={},
         engine_id="e", version=BASE_VERSION, error=text,
     )  # fmt: skip
-    return EncodedCall.of(record)
+    return recorded(record)
 
 
 def opened(spool: Spool, session: str) -> int:
@@ -79,7 +79,7 @@ def test_a_restart_finds_everything_as_it_was(
             assert spool.reserve(session, [b'{"n":1}'] * count) == row.next_seq - count
         elif step == "record" and (numbers := spool.unrecorded(session)):
             calls = [encoded(session, seq, "x" * 200) for _, seq, _ in numbers[:count]]
-            written.append(spool.record(calls))
+            written.append(spool.record(session, calls))
             assert spool.batch(written[-1] - 1, max_records=1, max_bytes=0)[0].data == calls[-1].data
         elif step == "seal" and row is not None and row.sealed_record is None:
             written.append(sealed(spool, session))
@@ -116,7 +116,7 @@ def test_a_frame_that_is_cut_off_anywhere_ends_the_journal(tmp_path: Path) -> No
     spool.reserve(SESSIONS[0], [b"{}"])
     (path,) = (tmp_path / "a").glob("segment-*")
     whole = path.stat().st_size
-    spool.record([encoded(SESSIONS[0], 1)])
+    spool.record(SESSIONS[0], [encoded(SESSIONS[0], 1)])
     data = path.read_bytes()
     spool.close()
     for size in (whole, whole + 3, whole + 40, len(data) - 1):
@@ -155,10 +155,10 @@ def test_a_disk_that_takes_half_a_frame_changes_nothing(
     for writev in (half, full):
         monkeypatch.setattr(os, "writev", writev)
         with pytest.raises(OSError):
-            spool.record([encoded(SESSIONS[0], 1)])
+            spool.record(SESSIONS[0], [encoded(SESSIONS[0], 1)])
         assert everything(spool) == before
     monkeypatch.setattr(os, "writev", real)
-    spool.record([encoded(SESSIONS[0], 1)])
+    spool.record(SESSIONS[0], [encoded(SESSIONS[0], 1)])
     after = everything(spool)
     spool.close()
     spool = Spool(tmp_path)
