@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import re
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,7 +21,7 @@ PREFIX = "sk-polar-"
 _MAC_BYTES = 18
 
 
-_SIGNS = (b"sk-polar-", b"adm-polar-")
+_SIGN = b"-polar-"
 _SECRETS = re.compile(rb"(sk-polar|adm-polar)-[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)?")
 """Cut-off keys too: half the claims of a session are nobody's business either."""
 
@@ -42,6 +42,12 @@ class SessionClaims(BaseModel):
     limits: LimitSpec = LimitSpec()
     calls_end_at: float | None = None
     """Unix seconds at which `limits.max_seconds` are over."""
+
+    def at(self, now: float) -> Self:
+        """The same, if they hold now. Raises InvalidKeyError when they have expired."""
+        if now >= self.expires_at:
+            raise InvalidKeyError("expired", f"the key of session {self.session_id} has expired")
+        return self
 
 
 class InvalidKeyError(ValueError):
@@ -70,8 +76,8 @@ def mint(secret: bytes, claims: SessionClaims) -> str:
     return f"{PREFIX}{_b64(payload)}.{_b64(_mac(secret, b'session', payload))}"
 
 
-def validate(secret: bytes, key: str, *, gateway_id: str, now: float) -> SessionClaims:
-    """Claims of a key. Raises InvalidKeyError when it is forged, expired or another gateway's."""
+def validate(secret: bytes, key: str, *, gateway_id: str) -> SessionClaims:
+    """Claims of a key, expired or not. Raises InvalidKeyError when it is forged or another gateway's."""
     payload_text, dot, mac_text = key.removeprefix(PREFIX).partition(".")
     try:
         payload, mac = _unb64(payload_text), _unb64(mac_text)
@@ -89,8 +95,6 @@ def validate(secret: bytes, key: str, *, gateway_id: str, now: float) -> Session
         raise InvalidKeyError("unknown", "this API key was made by another version of polar") from error
     if claims.gateway_id != gateway_id:
         raise InvalidKeyError("other_gateway", f"this session is owned by gateway {claims.gateway_id}")
-    if now >= claims.expires_at:
-        raise InvalidKeyError("expired", f"the key of session {claims.session_id} has expired")
     return claims
 
 
@@ -100,7 +104,7 @@ def mask_keys(data: bytes) -> bytes:
     An agent that lists its environment sends its own key in a message; what is masked before
     anything reads it is in no prompt, no record and no error.
     """
-    if _SIGNS[0] not in data and _SIGNS[1] not in data:
+    if _SIGN not in data:
         return data
     return _SECRETS.sub(rb"\1-***", data)
 

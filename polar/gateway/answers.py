@@ -1,23 +1,26 @@
 """What a call says, on its way to its client, or to several that sent the same request.
 
-    Exchange ── write, hold, release, fail ──▶ Answer ──▶ one `deliver` per client ──▶ its socket
+    Exchange ── write, hold, release, fail ──▶ Answer ──▶ the client that asked: in the call's own task
+                                                 └──────▶ clients that joined: `deliver`, each in its task
 
 | waits for | who unblocks it | bound |
 |---|---|---|
-| a client's task: more to send | the exchange, its client's leaving | a sign of life, after seconds |
-| the exchange: room | the client that reads fastest | it is cancelled when the last one left |
+| the exchange: its own client's reading | that client, or its leaving | cancelled when the last one left |
+| the exchange, when its own client left: room | the client that reads fastest | the same |
+| a joined client's task: more to send | the exchange, its client's leaving | a sign of life, after seconds |
 
 Invariants: headers go out with the first bytes or the first sign of life, so a refusal before
 that keeps its status. The end is sent only once it is released, to every client the same.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from polar.core.dialects.base import Dialect
-from polar.gateway.responses import STREAM_HEADERS, HttpError, Receive, Send, send_error, send_json
+from polar.gateway.http_protocol import Connection
+from polar.gateway.responses import STREAM_HEADERS, HttpError, Send, send_error, send_json
 
 MAX_AHEAD_BYTES = 1 << 20
 """The exchange stops reading its engine when every client is so far behind."""
@@ -25,7 +28,6 @@ MAX_AHEAD_BYTES = 1 << 20
 _TICK_SECONDS = 0.01
 """Timers may fire so much too early."""
 
-Abandon = Callable[[str], object]
 Grown = Callable[["Answer", int], None]
 
 
@@ -52,13 +54,15 @@ class Answer:
         """Some client took the end."""
         self.is_abandoned = False
         """The last client left before it was whole."""
-        self.abandon: Abandon = lambda _: None
-        """Cancels who makes the answer; told why."""
         self.keep_alives = 0
         self.request_id = request_id
         """In the head of a stream: some harnesses know an API's answer by it."""
         self._dialect = dialect
         self._grown: Grown | None = None
+        self._maker: asyncio.Task[Any] | None = None
+        """Who makes the answer, while it can be cancelled."""
+        self._own: _Client | None = None
+        """The client that asked first, unless it left."""
         self._held = b""
         self._parts: list[bytes] = []
         self._clients: set[_Client] = set()
@@ -84,6 +88,9 @@ class Answer:
     async def write(self, data: bytes) -> None:
         """More of a streamed answer, in whole events; waits while all clients are far behind."""
         self._add(data)
+        if self._own is not None:
+            await self._send_new(self._own)
+            return
         while self._clients and self._size - max(c.sent_bytes for c in self._clients) > MAX_AHEAD_BYTES:
             self._room.clear()
             await self._room.wait()
@@ -119,65 +126,84 @@ class Answer:
 
     def _wake(self) -> None:
         for client in self._clients:
-            client.wake.set()
+            if client is not self._own:
+                client.wake.set()
 
     # -- the clients' side ------------------------------------------------------------------------
 
-    async def deliver(self, receive: Receive, send: Send, keep_alive_seconds: float) -> bool:
-        """Send it to one client; False when that left before the end.
+    async def make(
+        self, work: Coroutine[Any, Any, None], connection: Connection, send: Send, keep_alive_seconds: float
+    ) -> None:
+        """Do the work that makes the answer, and send it to the client that asked.
 
-        Without any client the answer is abandoned, unless it is whole.
+        The work ends with the answer over, also when it is cancelled. It is cancelled when the last
+        client leaves before the answer is whole.
         """
-        client = _Client(send)
-        gone = asyncio.ensure_future(_until_disconnect(receive))
-        gone.add_done_callback(lambda _: client.wake.set())
+        self._maker = asyncio.current_task()
+        client = self._own = _Client(send)
         self._clients.add(client)
-        why = "the client disconnected"
+        watch = _KeepAlive(self, client, keep_alive_seconds) if self.is_stream else None
+
+        def left() -> None:
+            self._own = None
+            self._leave(client, "the client disconnected")
+
+        connection.on_lost.add(left)
         try:
-            return await self._to_its_end(client, gone, keep_alive_seconds)
-        except asyncio.CancelledError:
-            why = "the gateway is stopping"
-            raise
+            if connection.is_lost:
+                left()
+            await work
+            self._maker = None
+            if self._own is not None:
+                await self._send_new(client)
+                self.is_delivered = self.is_delivered or not connection.is_lost
         finally:
-            gone.cancel()
+            self._maker = self._own = None
+            connection.on_lost.discard(left)
+            if watch is not None:
+                watch.stop()
             self._clients.discard(client)
             self._room.set()
-            if not self._clients and not self.is_whole and not self.is_over:
-                self.is_abandoned = True
-                self.abandon(why)
 
-    async def _to_its_end(self, client: "_Client", gone: "asyncio.Future[None]", seconds: float) -> bool:
-        loop = asyncio.get_running_loop()
-        quiet_since = loop.time()
-        timer = loop.call_later(seconds, client.be_due) if self.is_stream else None
+    async def deliver(self, connection: Connection, send: Send, keep_alive_seconds: float) -> None:
+        """Send it to a client that joined."""
+        client = _Client(send)
+        connection.on_lost.add(client.wake.set)
+        self._clients.add(client)
+        watch = _KeepAlive(self, client, keep_alive_seconds) if self.is_stream else None
         try:
-            while True:
+            while not client.is_done:
                 await client.wake.wait()
                 client.wake.clear()
-                if gone.done():
-                    return False
+                if connection.is_lost:
+                    return
                 if self.is_over or client.num_sent < len(self._parts):
                     await self._send_new(client)
-                    quiet_since = loop.time()
-                    if client.is_done:
-                        self.is_delivered = self.is_delivered or not gone.done()
-                        return not gone.done()
-                if client.is_due:
-                    client.is_due = False
-                    left = quiet_since + seconds - loop.time()
-                    if left < _TICK_SECONDS:
-                        await client.begin(self.request_id)
-                        await client.send_part(self._dialect.keep_alive)
-                        self.keep_alives += 1
-                        quiet_since, left = loop.time(), seconds
-                    timer = loop.call_later(left, client.be_due)
+            self.is_delivered = self.is_delivered or not connection.is_lost
         finally:
-            if timer is not None:
-                timer.cancel()
+            if watch is not None:
+                watch.stop()
+            connection.on_lost.discard(client.wake.set)
+            self._leave(client, "the client disconnected")
+
+    async def sign_of_life(self, client: "_Client") -> None:
+        """Show a client of a stream that the gateway lives."""
+        await client.begin(self.request_id)
+        await client.send_part(self._dialect.keep_alive)
+        self.keep_alives += 1
+
+    def _leave(self, client: "_Client", why: str) -> None:
+        self._clients.discard(client)
+        self._room.set()
+        if not self._clients and not self.is_whole and not self.is_over:
+            self.is_abandoned = True
+            if self._maker is not None:
+                self._maker.cancel(why)
 
     async def _send_new(self, client: "_Client") -> None:
         """Everything that the client has not got; its end too when the answer is over."""
         is_last = self.is_over
+        client.is_sending = True
         new = self._parts[client.num_sent :]
         client.num_sent = len(self._parts)
         data = new[0] if len(new) == 1 else b"".join(new)
@@ -191,6 +217,8 @@ class Answer:
                 data += self.failure.in_stream
             await client.send_part(data, is_last=is_last)
         client.is_done = is_last
+        client.is_sending = False
+        client.sent_at = asyncio.get_running_loop().time()
         client.sent_bytes += len(data)
         self._room.set()
         self._let_go()
@@ -212,16 +240,12 @@ class _Client:
         self.wake.set()
         self.has_begun = False
         self.is_done = False
-        self.is_due = False
-        """It is time for a sign of life, if nothing was sent meanwhile."""
+        self.is_sending = False
+        self.sent_at = asyncio.get_running_loop().time()
+        """By the loop's clock; at first when it came."""
         self.num_sent = 0
         """Parts of the answer's list that it was sent."""
         self.sent_bytes = 0
-
-    def be_due(self) -> None:
-        """The timer's word."""
-        self.is_due = True
-        self.wake.set()
 
     async def begin(self, request_id: str) -> None:
         """Send the head of a stream, once."""
@@ -236,7 +260,29 @@ class _Client:
             await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 
-async def _until_disconnect(receive: Receive) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
+class _KeepAlive:
+    """Signs of life for one client of a stream, whenever nothing was sent for so long."""
+
+    def __init__(self, answer: Answer, client: _Client, seconds: float) -> None:
+        self._answer = answer
+        self._client = client
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(seconds, self._look)
+        self._sending: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """The answer was sent, or its client left."""
+        self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _look(self) -> None:
+        client, now = self._client, self._loop.time()
+        left = client.sent_at + self._seconds - now
+        if left < _TICK_SECONDS:
+            left = self._seconds
+            if not client.is_sending and (self._sending is None or self._sending.done()):
+                client.sent_at = now
+                self._sending = self._loop.create_task(self._answer.sign_of_life(client))
+        self._timer = self._loop.call_later(left, self._look)

@@ -24,13 +24,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from polar.errors import SettingsError
 from polar.gateway.admin import admin_routes
 from polar.gateway.http_protocol import BoundedHeadProtocol
 from polar.gateway.parts import Parts, running_parts
 from polar.gateway.responses import HttpError, internal_error
-from polar.gateway.routes import SERVED, dialect_of, model_routes
+from polar.gateway.routes import CallRoutes, dialect_of, list_routes, wrong_url
 from polar.gateway.sender import WriterFactory
 from polar.kafka.writer import LogWriter
 from polar.secret import load_secret
@@ -40,7 +41,7 @@ from polar.telemetry.metrics import expose
 logger = logging.getLogger(__name__)
 
 
-def create_app(parts: Parts, secret: bytes) -> Starlette:
+def create_app(parts: Parts, secret: bytes) -> ASGIApp:
     """The ASGI application over running parts."""
 
     async def health(_: Request) -> Response:
@@ -52,7 +53,7 @@ def create_app(parts: Parts, secret: bytes) -> Starlette:
             return JSONResponse({"ready": True})
         return JSONResponse({"ready": False, "reason": trouble[0], "detail": trouble[1]}, status_code=503)
 
-    routes = model_routes(parts.settings, secret, parts.proxy)
+    routes = list_routes(parts.settings, secret)
     routes += admin_routes(parts, secret)
     routes += [Route("/health", health), Route("/ready", ready)]
     app = Starlette(
@@ -60,7 +61,7 @@ def create_app(parts: Parts, secret: bytes) -> Starlette:
         exception_handlers={HttpError: _http_error, HTTPException: _no_route, Exception: _fault},
     )
     app.router.redirect_slashes = False
-    return app
+    return CallRoutes(parts.proxy, app)
 
 
 async def serve(
@@ -75,18 +76,7 @@ async def serve(
     secret = load_secret(log)
     listener = _listen(settings)
     async with running_parts(log, settings, secret, new_writer or (lambda: LogWriter(log))) as parts:
-        server = _Server(
-            uvicorn.Config(
-                create_app(parts, secret),
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=max(1, int(settings.shutdown_wait_seconds)),
-                timeout_keep_alive=75,
-            )
-        )
+        server = _Server(server_config(parts, secret))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         _calm_garbage_collection()
         expose(parts.metrics)
@@ -122,6 +112,7 @@ def server_config(parts: Parts, secret: bytes) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=max(1, int(parts.settings.shutdown_wait_seconds)),
         timeout_keep_alive=75,
     )
@@ -179,16 +170,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _no_route(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    return _http_error(
-        request,
-        HttpError(
-            status,
-            f"this gateway serves {SERVED} (also under /s/KEY)",
-            kind="invalid_request_error",
-            code="unknown_url" if status == 404 else "method_not_allowed",
-        ),
-    )
+    return _http_error(request, wrong_url(error.status_code if isinstance(error, HTTPException) else 404))
 
 
 def _fault(request: Request, error: Exception) -> Response:

@@ -19,7 +19,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Coroutine, MutableMapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -37,6 +38,7 @@ from polar.gateway.answers import Answer
 from polar.gateway.engine import EngineStatusError
 from polar.gateway.engines import EnginePool, EngineSlot, NoEngineError
 from polar.gateway.exchange import Exchange
+from polar.gateway.http_protocol import CONNECTION, Connection
 from polar.gateway.prompts import Prompts, as_continuity, put_ids
 from polar.gateway.recorder import Recorder
 from polar.gateway.responses import (
@@ -61,12 +63,28 @@ from schemas.tasks import LimitSpec
 logger = logging.getLogger(__name__)
 
 _NO_LIMITS = LimitSpec()
+_MAX_KEYS = 8192
+"""Keys whose claims are remembered."""
 Scope = MutableMapping[str, Any]
 
 
-def authenticate(secret: bytes, gateway_id: str, scope: Scope, now: float) -> SessionClaims:
+class Request:
+    """What an ASGI scope says of one request, and what its URL says."""
+
+    __slots__ = ("connection", "headers", "key", "query", "target")
+
+    def __init__(self, scope: Scope, key: str = "", target: str = "") -> None:
+        """`key`: a session key in the URL's path. `target`: the part of the URL behind `models/`."""
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.query: bytes = scope["query_string"]
+        self.key = key
+        self.target = target
+        self.connection: Connection = scope[CONNECTION]
+
+
+def authenticate(secret: bytes, gateway_id: str, request: Request, now: float) -> SessionClaims:
     """Claims of a request's key, wherever its harness puts it. Raises HttpError 401."""
-    key = _key_of(scope)
+    key = _key_of(request)
     if not key:
         raise unauthorized(
             "no session key: send it as Authorization: Bearer, x-api-key or x-goog-api-key, as ?key=, "
@@ -74,38 +92,29 @@ def authenticate(secret: bytes, gateway_id: str, scope: Scope, now: float) -> Se
             "missing_api_key",
         )
     try:
-        return validate(secret, key, gateway_id=gateway_id, now=now)
+        return _validated(secret, key, gateway_id).at(now)
     except InvalidKeyError as error:
         code = "session_expired" if error.reason == "expired" else "invalid_api_key"
         raise unauthorized(str(error), code) from error
 
 
-def _key_of(scope: Scope) -> str:
+@lru_cache(maxsize=_MAX_KEYS)
+def _validated(secret: bytes, key: str, gateway_id: str) -> SessionClaims:
+    """Every call of a session brings the same key. Errors are not remembered."""
+    return validate(secret, key, gateway_id=gateway_id)
+
+
+def _key_of(request: Request) -> str:
     """Of the URL's prefix, else of a header, else of the query; a Bearer before an x-api-key."""
-    if path_key := scope["path_params"].get("key"):
-        return str(path_key)
-    headers: Mapping[bytes, bytes] = dict(scope["headers"])
-    bearer = headers.get(b"authorization", b"")
+    if request.key:
+        return request.key
+    bearer = request.headers.get(b"authorization", b"")
     if bearer[:7].lower() == b"bearer ":
         return bearer[7:].strip().decode("latin-1")
     for name in (b"x-api-key", b"x-goog-api-key"):
-        if name in headers:
-            return headers[name].decode("latin-1")
-    return next(iter(parse_qs(scope["query_string"].decode("latin-1")).get("key", ())), "")
-
-
-class Endpoint:
-    """One route of a dialect, as an ASGI application."""
-
-    def __init__(
-        self, dialect: Dialect, serve: Callable[[Dialect, Scope, Receive, Send], Awaitable[None]]
-    ) -> None:
-        self._dialect = dialect
-        self._serve = serve
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        await self._serve(self._dialect, scope, receive, send)
+        if name in request.headers:
+            return request.headers[name].decode("latin-1")
+    return next(iter(parse_qs(request.query.decode("latin-1")).get("key", ())), "")
 
 
 class ModelProxy:
@@ -136,13 +145,13 @@ class ModelProxy:
         self.refusals: Counter[int] = Counter()
         """Requests that never became a call, by HTTP status."""
 
-    async def sample(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+    async def sample(self, dialect: Dialect, asked: Request, receive: Receive, send: Send) -> None:
         """A model call: recorded, whatever becomes of it."""
-        await self._guard(dialect, send, self._sample(dialect, scope, receive, send))
+        await self._guard(dialect, send, self._sample(dialect, asked, receive, send))
 
-    async def count(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
+    async def count(self, dialect: Dialect, asked: Request, receive: Receive, send: Send) -> None:
         """How many prompt tokens a call would have; nothing is sampled, nothing recorded."""
-        await self._guard(dialect, send, self._count(dialect, scope, receive, send))
+        await self._guard(dialect, send, self._count(dialect, asked, receive, send))
 
     async def _guard(self, dialect: Dialect, send: Send, work: Coroutine[Any, Any, None]) -> None:
         self._num_requests += 1
@@ -156,28 +165,25 @@ class ModelProxy:
         finally:
             self._num_requests -= 1
 
-    async def _sample(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
-        request, claims = await self._read(dialect, scope, receive)
+    async def _sample(self, dialect: Dialect, asked: Request, receive: Receive, send: Send) -> None:
+        request, claims = await self._read(dialect, asked, receive)
         seconds = self._settings.keep_alive_seconds
         key = retry_key(claims.session_id, request)
-        answer = self._retries.find(key, is_marked=is_marked(dict(scope["headers"])))
+        answer = self._retries.find(key, is_marked=is_marked(asked.headers))
         if answer is not None:
-            await answer.deliver(receive, send, seconds)
+            await answer.deliver(asked.connection, send, seconds)
             return
         answer = Answer(dialect, is_stream=request.stream, request_id=claims.session_id)
         self._retries.begin(key, answer)
-        work = asyncio.create_task(self._produce(claims, dialect, request, answer))
-        answer.abandon = work.cancel
         try:
-            await answer.deliver(receive, send, seconds)
+            work = self._produce(claims, dialect, request, answer)
+            await answer.make(work, asked.connection, send, seconds)
         finally:
-            # Clients that joined may have stayed behind; what makes their answer ends with this task.
-            await _to_its_end(work)
             self._retries.end(key, answer)
             self.keep_alives += answer.keep_alives
 
-    async def _count(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
-        request, claims = await self._read(dialect, scope, receive)
+    async def _count(self, dialect: Dialect, asked: Request, receive: Receive, send: Send) -> None:
+        request, claims = await self._read(dialect, asked, receive)
         self._admit(claims)
         try:
             slot = self._engines.any_fit()
@@ -191,18 +197,17 @@ class ModelProxy:
         await send_json(send, 200, dialect.counted(tokens))
 
     async def _read(
-        self, dialect: Dialect, scope: Scope, receive: Receive
+        self, dialect: Dialect, asked: Request, receive: Receive
     ) -> tuple[ModelRequest, SessionClaims]:
         """The request and whose it is. Raises HttpError; ConnectionError when the client left."""
-        claims = authenticate(self._secret, self._settings.id, scope, time.time())
+        claims = authenticate(self._secret, self._settings.id, asked, time.time())
         self._admit(claims)
         if self._num_requests > 2 * self._settings.max_in_flight:
             self._retries.forget(claims.session_id)  # whatever it is, it may be no retry of those
             raise self._too_many()
-        headers = dict(scope["headers"])
-        raw = mask_keys(await read_body(receive, headers, self._settings.max_request_bytes))
+        raw = mask_keys(await read_body(receive, asked.headers, self._settings.max_request_bytes))
         try:
-            request = dialect.parse_request(raw, headers, scope["path_params"].get("target", ""))
+            request = dialect.parse_request(raw, asked.headers, asked.target)
         except RequestError as error:
             raise HttpError(
                 400, str(error), kind="invalid_request_error", code="invalid_request", param=error.param
@@ -223,7 +228,9 @@ class ModelProxy:
             self.refusals[error.api.status] += 1
             fail(error)
         except asyncio.CancelledError as cancelled:
-            # By a seal or a shutdown; nobody else is left who would read it.
+            # By a seal or a shutdown, or because nobody is left who would read it.
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
             fail(unavailable(str(cancelled) or "the call was cancelled", "call_cancelled"))
         except Exception as error:
             logger.exception("a call of session_id=%s failed inside the gateway", claims.session_id)
@@ -309,13 +316,3 @@ class ModelProxy:
             code="too_many_calls",
             retry_after=1,
         )
-
-
-async def _to_its_end(work: asyncio.Task[None]) -> None:
-    """Wait for it, also when this task is cancelled, which cancels it."""
-    try:
-        await asyncio.wait({work})
-    finally:
-        if not work.done():
-            work.cancel("the gateway is stopping")
-            await asyncio.wait({work})

@@ -13,22 +13,30 @@ Google's clients differ in the version: /v1 and /v1beta mean the same for them.
 GET /v1/responses is how Codex asks for a WebSocket: 426 makes it use POST.
 """
 
+import logging
 import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from polar.core.dialects.base import Dialect
 from polar.core.dialects.chat import ChatDialect
 from polar.core.dialects.google import GoogleDialect
 from polar.core.dialects.messages import MessagesDialect
 from polar.core.dialects.responses import ResponsesDialect
-from polar.gateway.proxy import Endpoint, ModelProxy, Scope, authenticate
-from polar.gateway.responses import HttpError
+from polar.gateway.proxy import ModelProxy, Request, Scope, authenticate
+from polar.gateway.responses import HttpError, Receive, Send, internal_error, send_error
 from polar.settings import GatewaySettings
 
-SERVED = (
+logger = logging.getLogger(__name__)
+
+Serve = Callable[[Dialect, Request, Receive, Send], Awaitable[None]]
+
+_SERVED = (
     "POST /v1/chat/completions, /v1/responses, /v1/messages and /v1beta/models/NAME:generateContent, "
     "and GET /v1/models"
 )
@@ -37,6 +45,9 @@ _RESPONSES = ResponsesDialect()
 _MESSAGES = MessagesDialect()
 _GOOGLE = GoogleDialect(stream=False)
 _GOOGLE_STREAM = GoogleDialect(stream=True)
+_KEY_PREFIX = "/s/"
+_WEBSOCKET = "/v1/responses"
+_GOOGLE_PREFIXES = ("/v1/models/", "/v1beta/models/")
 
 
 def dialect_of(scope: Scope) -> Dialect:
@@ -49,34 +60,69 @@ def dialect_of(scope: Scope) -> Dialect:
     return _CHAT
 
 
-def model_routes(settings: GatewaySettings, secret: bytes, proxy: ModelProxy) -> list[Route]:
-    """All routes that harnesses use."""
+class CallRoutes:
+    """The ASGI application: calls of models at once, everything else by another application.
+
+    A call is what a gateway does all day; to match it against every route costs as much as to parse it.
+    """
+
+    def __init__(self, proxy: ModelProxy, others: ASGIApp) -> None:
+        self._others = others
+        self._exact: dict[str, tuple[Dialect, Serve]] = {
+            "/v1/chat/completions": (_CHAT, proxy.sample),
+            "/v1/responses": (_RESPONSES, proxy.sample),
+            "/v1/responses/input_tokens": (_RESPONSES, proxy.count),
+            "/v1/messages": (_MESSAGES, proxy.sample),
+            "/v1/messages/count_tokens": (_MESSAGES, proxy.count),
+        }
+        self._verbs: dict[str, tuple[Dialect, Serve]] = {
+            "generateContent": (_GOOGLE, proxy.sample),
+            "streamGenerateContent": (_GOOGLE_STREAM, proxy.sample),
+            "countTokens": (_GOOGLE, proxy.count),
+        }
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        path = scope.get("path", "")
+        key = ""
+        if path.startswith(_KEY_PREFIX):
+            key, slash, rest = path[len(_KEY_PREFIX) :].partition("/")
+            path = slash + rest
+        found, target = self._exact.get(path), ""
+        if found is None and path.startswith(_GOOGLE_PREFIXES):
+            target, _, verb = path.partition("/models/")[2].rpartition(":")
+            found = self._verbs.get(verb) if target else None
+        if found is None or scope["type"] != "http" or (scope["method"], path) == ("GET", _WEBSOCKET):
+            await self._others(scope, receive, send)
+            return
+        dialect, serve = found
+        if scope["method"] != "POST":
+            await send_error(send, wrong_url(405), dialect)
+            return
+        try:
+            await serve(dialect, Request(scope, key, target), receive, send)
+        except Exception as error:
+            logger.exception("a request failed inside the gateway")
+            # Where the head was sent already, the server closes the connection.
+            await send_error(send, internal_error(error), dialect)
+
+
+def list_routes(settings: GatewaySettings, secret: bytes) -> list[Route]:
+    """The other routes that harnesses use."""
     started = int(time.time())
 
-    async def models(request: Request) -> Response:
-        authenticate(secret, settings.id, request.scope, time.time())
+    async def models(request: StarletteRequest) -> Response:
+        asked = Request(request.scope, request.path_params.get("key", ""))
+        authenticate(secret, settings.id, asked, time.time())
         dialect = dialect_of(request.scope)
         name = request.path_params.get("name")
         body = dialect.models(settings.model, started) if name is None else dialect.model(name, started)
         return Response(body, media_type="application/json")
 
-    calls = {
-        "/v1/chat/completions": Endpoint(_CHAT, proxy.sample),
-        "/v1/responses": Endpoint(_RESPONSES, proxy.sample),
-        "/v1/responses/input_tokens": Endpoint(_RESPONSES, proxy.count),
-        "/v1/messages": Endpoint(_MESSAGES, proxy.sample),
-        "/v1/messages/count_tokens": Endpoint(_MESSAGES, proxy.count),
-    }
-    for version in ("v1", "v1beta"):
-        model = f"/{version}/models/{{target:path}}"
-        calls[f"{model}:generateContent"] = Endpoint(_GOOGLE, proxy.sample)
-        calls[f"{model}:streamGenerateContent"] = Endpoint(_GOOGLE_STREAM, proxy.sample)
-        calls[f"{model}:countTokens"] = Endpoint(_GOOGLE, proxy.count)
     routes = []
     for prefix in ("", "/s/{key}"):
-        routes += [Route(prefix + path, endpoint, methods=["POST"]) for path, endpoint in calls.items()]
         routes += [
-            Route(f"{prefix}/v1/responses", _no_websocket, methods=["GET"]),
+            Route(f"{prefix}{_WEBSOCKET}", _no_websocket, methods=["GET"]),
             *(
                 Route(f"{prefix}/{version}/models{name}", models, methods=["GET"])
                 for version in ("v1", "v1beta")
@@ -86,5 +132,15 @@ def model_routes(settings: GatewaySettings, secret: bytes, proxy: ModelProxy) ->
     return routes
 
 
-async def _no_websocket(_: Request) -> Response:
+def wrong_url(status: int) -> HttpError:
+    """404 or 405."""
+    return HttpError(
+        status,
+        f"this gateway serves {_SERVED} (also under /s/KEY)",
+        kind="invalid_request_error",
+        code="unknown_url" if status == 404 else "method_not_allowed",
+    )
+
+
+async def _no_websocket(_: StarletteRequest) -> Response:
     raise HttpError(426, "responses are streamed by POST", kind="invalid_request_error", code="no_websocket")

@@ -46,15 +46,25 @@ class SessionRefusedError(Exception):
 
 
 @dataclass(slots=True)
+class InFlight:
+    """A call between dispatch and record."""
+
+    task: asyncio.Task[Any]
+    """Carries it out."""
+    choices: int
+    """Number of its seqs."""
+    ended: asyncio.Future[None] | None = None
+    """For a seal that waits for it."""
+
+
+@dataclass(slots=True)
 class LiveSession:
     """What memory holds of a session."""
 
     session_id: str
     group_id: str
-    in_flight: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    """Task by first seq of its call."""
-    choices: dict[int, int] = field(default_factory=dict)
-    """Number of seqs by first seq, of the calls in flight."""
+    in_flight: dict[int, InFlight] = field(default_factory=dict)
+    """By first seq."""
     sealing: bool = False
     engine_id: str | None = None
     """Engine of its last call: its prefixes are cached there."""
@@ -66,8 +76,10 @@ class LiveSession:
     @property
     def open_calls(self) -> tuple[int, ...]:
         """seqs in flight, in order."""
+        if not self.in_flight:
+            return ()
         return tuple(
-            sorted(first + index for first, choices in self.choices.items() for index in range(choices))
+            sorted(first + index for first, call in self.in_flight.items() for index in range(call.choices))
         )
 
 
@@ -133,7 +145,7 @@ class SessionTable:
         self,
         live: LiveSession,
         request: ModelRequest,
-        task: asyncio.Task[None] | None,
+        task: asyncio.Task[Any] | None,
         *,
         trainable: bool,
         sampling_used: dict[str, Any],
@@ -163,8 +175,7 @@ class SessionTable:
             for index in range(request.choices)
         ]
         first_seq = self._spool.reserve(live.session_id, infos)
-        live.in_flight[first_seq] = task
-        live.choices[first_seq] = request.choices
+        live.in_flight[first_seq] = InFlight(task, request.choices)
         live.engine_id = engine_id
         self.num_in_flight += 1
         return Dispatched(
@@ -198,9 +209,11 @@ class SessionTable:
 
     def end(self, live: LiveSession, call: Dispatched) -> None:
         """The call is no longer in flight."""
-        if live.in_flight.pop(call.first_seq, None) is not None:
-            del live.choices[call.first_seq]
+        ended = live.in_flight.pop(call.first_seq, None)
+        if ended is not None:
             self.num_in_flight -= 1
+            if ended.ended is not None:
+                ended.ended.set_result(None)
 
     async def seal(
         self, session_id: str, outcome: Outcome, reason: str, *, wait_seconds: float, now: float
@@ -266,11 +279,14 @@ class SessionTable:
         logger.info("session_id=%s is sealed with %s calls, outcome %s", row.session_id, event.calls, outcome)
 
     async def _settle(self, live: LiveSession, wait_seconds: float) -> None:
-        tasks = set(live.in_flight.values())
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=wait_seconds)
-            for task in late:
-                task.cancel("the session is sealed")
+        ending = {}
+        for call in live.in_flight.values():
+            call.ended = call.ended or asyncio.get_running_loop().create_future()
+            ending[call.ended] = call.task
+        if ending:
+            _, late = await asyncio.wait(ending, timeout=wait_seconds)
+            for future in late:
+                ending[future].cancel("the session is sealed")
             if late:
                 await asyncio.wait(late)
 

@@ -39,7 +39,7 @@ async def test_a_session_runs_is_sealed_evaluated_and_reported_in_this_order(wor
 
     url, key = (world.runtime_files(name)[0].read_text().strip() for name in ("url", "key"))
     assert url == f"{world.gateway.url}/v1"
-    claims = validate(SECRET, key, gateway_id="g0", now=time.time())
+    claims = validate(SECRET, key, gateway_id="g0").at(time.time())
     assert (claims.session_id, claims.sampling.temperature) == ("t/0/0/1", 0.7)
     assert claims.expires_at == world.gateway.opened["t/0/0/1"]["expires_at"]
     assert world.gateway.opened["t/0/0/1"]["sampling"]["temperature"] == 0.7
