@@ -195,7 +195,8 @@ class TokenTextColumn(TokenColumn):
     """Token ids that stand in JSON as an engine writes them, so that a gateway copies what came.
 
     A list of numbers without brackets, as one text: about a third larger than packed ids, as large
-    when compressed, and no gateway has to read it.
+    when compressed, and no gateway has to read it. What stands between two commas and is no int32
+    reads as -1, which is no id either.
     """
 
     wire_form = "decimal int32 ids, joined by commas"
@@ -213,8 +214,16 @@ class TokenTextColumn(TokenColumn):
             raise ValueError("column holds something else than ids")
         try:
             return cls(orjson.loads(b"[" + data + b"]"))
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"column items: {error}") from error
+        except (ValueError, TypeError, OverflowError):
+            return cls([_int32(item) for item in data.split(b",")])
+
+
+def _int32(text: bytes) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        return -1
+    return number if -(2**31) <= number < 2**31 else -1
 
 
 class FloatColumn(Column[float]):

@@ -8,16 +8,9 @@ are ever read.
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
-import numpy as np
 import orjson
 
-from schemas.columns import TokenTextColumn
-
-_COMMA, _ZERO = b",0"
-_LEAST_WIDTH = 2
-"""Of an id with its comma."""
-_SURELY_32_BITS = 9
-"""Digits of numbers that fit in 32 bits, whatever they are."""
+_LEAST, _LARGEST = -(2**31), 2**31 - 1
 
 
 class TokenText(Sequence[int]):
@@ -26,7 +19,7 @@ class TokenText(Sequence[int]):
     __slots__ = ("_list", "_size", "text")
 
     def __init__(self, text: bytes, size: int = -1) -> None:
-        """`size`: how many ids these are, where that is known. `is_sound` tells whether they are ids."""
+        """`size`: how many ids these are, where that is known. Whether they are ids is not looked at."""
         self.text = text
         self._list: list[int] | None = None
         self._size = size
@@ -62,26 +55,8 @@ class TokenText(Sequence[int]):
         return self.text.startswith(text) and self.text[len(text) : len(text) + 1] in (b"", b",")
 
     def is_sound(self) -> bool:
-        """Whether these are whole numbers of 32 bits and commas between them, as JSON writes them."""
-        if not self.text or self._is_plain():
-            return True
-        try:
-            text = self.text.decode("ascii")
-            return TokenTextColumn.from_text(text).to_text() == text
-        except ValueError:
-            return False
-
-    def _is_plain(self) -> bool:
-        """Whether these are numbers of at most nine digits, without signs and without needless zeros."""
-        if self.text.translate(None, b"0123456789,"):
-            return False
-        signs = np.frombuffer(b"," + self.text + b",", np.uint8)
-        commas = np.flatnonzero(signs == _COMMA)
-        widths = commas[1:] - commas[:-1]
-        if widths.min() < _LEAST_WIDTH or widths.max() > 1 + _SURELY_32_BITS:
-            return False
-        self._size = len(widths)
-        return not (widths[signs[commas[:-1] + 1] == _ZERO] > _LEAST_WIDTH).any()
+        """Whether a record can hold the text: nothing but digits, signs and commas stand in it."""
+        return not self.text.translate(None, b"0123456789,-")
 
     def __len__(self) -> int:
         if self._size < 0:
@@ -127,9 +102,11 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 def sound(ids: Iterable[Any]) -> TokenText | None:
     """Ids as an engine gave them; none when something else than int32 stands among them."""
-    if not isinstance(ids, TokenText):
-        try:
-            ids = TokenText.of(list(ids))
-        except TypeError:
-            return None
-    return ids if ids.is_sound() else None
+    if isinstance(ids, TokenText):
+        return ids if ids.is_sound() else None
+    try:
+        made = TokenText.of(list(ids))
+    except TypeError:
+        return None
+    whole = made.is_sound() and all(_LEAST <= number <= _LARGEST for number in made.tolist())
+    return made if whole else None

@@ -316,8 +316,9 @@ class SessionTable:
         """Let the longest idle sessions forget, until the rest fits."""
         if self.history_bytes <= self._history_max_bytes and len(self._live) <= _MAX_LIVE:
             return
-        for session_id, live in list(self._live.items()):
-            if not live.in_flight and not live.sealing:
-                self._drop(session_id)
-                if self.history_bytes <= self._history_max_bytes and len(self._live) <= _MAX_LIVE:
-                    return
+        while self.history_bytes > self._history_max_bytes or len(self._live) > _MAX_LIVE:
+            idle = (id_ for id_, live in self._live.items() if not live.in_flight and not live.sealing)
+            session_id = next(idle, None)
+            if session_id is None:
+                return
+            self._drop(session_id)
