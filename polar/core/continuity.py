@@ -31,7 +31,7 @@ import orjson
 from polar.core.chat_template import Message, TemplateError
 from polar.core.continuity_table import Basis, ContinuityTable, KnownCall
 from polar.core.cut_answers import kept_tokens
-from polar.core.message_marks import HistoryMarks
+from polar.core.message_marks import HistoryMarks, Mark
 from polar.core.relations import root_relation
 from polar.core.rendering import Renderer
 from polar.core.session_history import EncodedMessages, EncodedTools
@@ -95,10 +95,18 @@ class Plan:
 
 
 def plan(
-    table: ContinuityTable, asked: Asked, renderer: Renderer | None, policy: Policy, why_engine: str = ""
+    table: ContinuityTable,
+    asked: Asked,
+    renderer: Renderer | None,
+    policy: Policy,
+    why_engine: str = "",
+    marks: dict[bytes, Mark] | None = None,
 ) -> Plan:
-    """The prompt of the next call. `why_engine`: why its engine takes no ids, if it takes none."""
-    return _Planner(table, asked, renderer, policy, why_engine).plan()
+    """The prompt of the next call. `why_engine`: why its engine takes no ids, if it takes none.
+
+    `marks`: of messages that were seen before; see HistoryMarks.
+    """
+    return _Planner(table, asked, renderer, policy, why_engine, marks).plan()
 
 
 class _Planner:
@@ -109,6 +117,7 @@ class _Planner:
         renderer: Renderer | None,
         policy: Policy,
         why_engine: str,
+        marks: dict[bytes, Mark] | None,
     ) -> None:
         self._table = table
         self._asked = asked
@@ -116,7 +125,7 @@ class _Planner:
         self._policy = policy
         self._why_engine = why_engine
         self._marks = HistoryMarks(
-            asked.messages, asked.encoded, call_ids=sees_call_ids(renderer), known=table.marks
+            asked.messages, asked.encoded, call_ids=sees_call_ids(renderer), known=marks
         )
         self._options = template_options(asked.fields)
         self._reason = self._local_reason()

@@ -22,12 +22,8 @@ MAX_CALLS = 512
 """Calls of a session that can be continued; the oldest are forgotten first."""
 MAX_ROWS = 4096
 """Calls of a session of which rows are kept; what comes later is lost to a restart."""
-MAX_MARKS = 4096
-"""Messages whose marks are known by their bytes; above that all are forgotten."""
 _CALL_BYTES = 1024
 """What a call costs besides its ids, roughly."""
-_MARK_BYTES = 160
-"""What a known mark costs, roughly."""
 
 
 @dataclass(slots=True)
@@ -133,20 +129,12 @@ class ContinuityTable:
     forgotten: int = 0
     """Calls that had to leave because there were too many."""
     _by_history: dict[Mark, list[KnownCall]] = field(default_factory=dict)
-    _marks: dict[bytes, Mark] = field(default_factory=dict)
     _trunk_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Memory held, roughly."""
-        return self._trunk_bytes + _CALL_BYTES * len(self.calls) + _MARK_BYTES * len(self._marks)
-
-    @property
-    def marks(self) -> dict[bytes, Mark]:
-        """Of messages by SHA-256 of their canonical JSON; for HistoryMarks, which adds to it."""
-        if len(self._marks) > MAX_MARKS:
-            self._marks.clear()
-        return self._marks
+        return self._trunk_bytes + _CALL_BYTES * len(self.calls)
 
     def at(self, before: Mark) -> list[KnownCall]:
         """Calls with this history, whatever their system messages and tools; oldest first."""

@@ -17,6 +17,7 @@ from polar.core.chat_template import TemplateError
 from polar.core.continuity import Asked, Plan, Policy, plan, sees_call_ids
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import Captured, CapturedChoice
+from polar.core.message_marks import Mark
 from polar.core.recording import RecordedCall
 from polar.core.rendering import Renderer
 from polar.core.session_history import EncodedMessages, EncodedTools
@@ -25,6 +26,8 @@ from polar.gateway.engines import EngineSlot
 from polar.gateway.sessions import LiveSession
 from schemas.calls import Continuity, Delivery
 
+MAX_MARKS = 100_000
+"""Marks that are kept, about 16 MB; above that all are forgotten."""
 _IGNORED = ({"role": "user", "content": "The prompt is in kv_transfer_params."},)
 """Engines want messages beside ids, and look at nothing in them."""
 
@@ -37,6 +40,8 @@ class Prompts:
         self.renderer = renderer
         self.trouble = trouble
         self._policy = policy
+        self._marks: dict[bytes, Mark] = {}
+        """Of messages of all sessions: system prompts and histories come again and again."""
         self.relations: Counter[str] = Counter()
         self.renderings: Counter[str] = Counter()
         self.engine_reasons: Counter[str] = Counter()
@@ -58,7 +63,9 @@ class Prompts:
         asked = Asked(
             request.messages, request.tools, request.fields, messages, tools, request.thread_id, request.kind
         )
-        planned = plan(live.continuity, asked, self.renderer, self._policy, slot.rendering)
+        if len(self._marks) > MAX_MARKS:
+            self._marks.clear()
+        planned = plan(live.continuity, asked, self.renderer, self._policy, slot.rendering, self._marks)
         if planned.render is not None:
             try:
                 # Only untrusted text that spells special tokens comes here; it may be long.

@@ -30,7 +30,6 @@ from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.engine_body import count_body, engine_body
 from polar.core.dialects.system_messages import system_first
 from polar.core.session_budget import exhausted, tokens_left
-from polar.core.session_history import EncodedMessages, EncodedTools
 from polar.core.session_keys import InvalidKeyError, SessionClaims, mask_keys, validate
 from polar.core.token_limits import lower_limit
 from polar.errors import EngineError
@@ -250,7 +249,7 @@ class ModelProxy:
             stream=request.stream or self._settings.always_stream,
         )  # fmt: skip
         lower_limit(body, used, context_tokens=slot.context_tokens, budget_tokens=budget)
-        messages, tools = EncodedMessages.of(request.messages), EncodedTools.of(request.tools)
+        messages, tools = request.encoded_messages(), request.encoded_tools()
         planned = await self._prompts.plan(live, request, messages, tools, slot)
         if planned.rendering == "local":
             live = self._admit(claims)  # rendering may have taken a while, too

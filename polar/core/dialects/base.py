@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.errors import ApiError
+from polar.core.session_history import EncodedMessages, EncodedTools
 
 DialectName = Literal["chat", "responses", "messages", "google"]
 CallKind = Literal["agent", "subagent", "compaction", "auxiliary"]
@@ -78,6 +79,17 @@ class ModelRequest:
     """By the name that the engine knows."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the answer repeats, or that shape it, in the dialect's own form."""
+    known_messages: EncodedMessages | None = field(default=None, compare=False, repr=False)
+    """What is encoded of the messages, where that is known already."""
+    known_tools: EncodedTools | None = field(default=None, compare=False, repr=False)
+
+    def encoded_messages(self) -> EncodedMessages:
+        """What is encoded of the messages."""
+        return self.known_messages or EncodedMessages.of(self.messages)
+
+    def encoded_tools(self) -> EncodedTools:
+        """What is encoded of the tools."""
+        return self.known_tools or EncodedTools.of(self.tools)
 
 
 def answer_id(request: ModelRequest, captured: Captured) -> str:

@@ -34,9 +34,17 @@ def load_object(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"the request body is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise RequestError("the request body must be a JSON object")
-    if _deeper_than(fields, MAX_NESTING):
+    if _may_be_deep(raw) and _deeper_than(fields, MAX_NESTING):
         raise RequestError(f"the request body is nested deeper than {MAX_NESTING} levels")
     return fields
+
+
+def load_value(raw: bytes) -> Any:
+    """One value of a body. Raises ValueError, also where it is nested too deep."""
+    value = orjson.loads(raw)
+    if _may_be_deep(raw) and _deeper_than(value, MAX_NESTING):
+        raise ValueError("nested too deep")
+    return value
 
 
 def read_field(fields: Mapping[str, Any], name: str, kind: type[_T], default: _T, where: str = "") -> _T:
@@ -69,6 +77,11 @@ def read_choices(value: Any, name: str) -> int:
 
 
 _WORDS: Mapping[type, str] = {str: "text", dict: "JSON object", list: "list", int: "whole number"}
+
+
+def _may_be_deep(raw: bytes) -> bool:
+    """Whether there are as many brackets as a value needs that is nested too deep."""
+    return len(raw) > 2 * MAX_NESTING and raw.count(b"{") + raw.count(b"[") > MAX_NESTING
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

@@ -16,6 +16,7 @@ from polar.core.dialects.engine_stream import DONE
 from polar.core.dialects.errors import ApiError
 from polar.core.dialects.native_ids import kind_of, native_ids, thread_of
 from polar.core.dialects.openai_shapes import OpenAiShapes, error_object
+from polar.core.dialects.seen_messages import SeenMessages, split
 from polar.core.dialects.sse import frame
 from schemas.base import digest
 
@@ -25,19 +26,38 @@ class ChatDialect(OpenAiShapes):
 
     name: DialectName = "chat"
 
+    def __init__(self) -> None:
+        self._seen = SeenMessages(_message)
+
     def parse_request(self, raw: bytes, headers: Headers, target: str = "") -> ModelRequest:
         """Read a body. Raises RequestError."""
         del target
-        fields = load_object(raw)
+        body = split(raw)
+        if body is not None:
+            try:
+                messages, known = self._seen.messages(body.messages)
+                tools, known_tools = self._seen.tools(body.tools, _tools)
+            except ValueError as error:
+                if isinstance(error, RequestError):
+                    raise
+                body = None  # no JSON after all, or nested too deep: that is told of the whole
+        if body is None or not body.messages:
+            fields = load_object(raw)
+            messages, tools = _messages(fields.get("messages")), _tools(fields.get("tools"))
+            return self._request(raw, headers, fields, messages=messages, tools=tools)
+        return self._request(
+            raw, headers, body.fields,
+            messages=messages, tools=tools, known_messages=known, known_tools=known_tools,
+        )  # fmt: skip
+
+    def _request(
+        self, raw: bytes, headers: Headers, fields: dict[str, Any], **conversation: Any
+    ) -> ModelRequest:
         options = read_field(fields, "stream_options", dict, {})
         ids = native_ids(headers)
-        messages = _messages(fields.get("messages"))
-        tools = read_objects(fields.get("tools") or [], "tools")
         return ModelRequest(
             dialect="chat",
             fields=fields,
-            messages=messages,
-            tools=tools,
             model=read_field(fields, "model", str, ""),
             stream=read_field(fields, "stream", bool, default=False),
             choices=read_choices(fields.get("n"), "n"),
@@ -50,6 +70,7 @@ class ChatDialect(OpenAiShapes):
             native_ids=ids,
             thread_id=thread_of(ids),
             kind=kind_of(ids),
+            **conversation,
         )
 
     def answer(self, request: ModelRequest, body: dict[str, Any], captured: Captured) -> bytes:
@@ -107,6 +128,10 @@ def _messages(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list) or not value:
         raise RequestError("messages must be a list with at least one message", "messages")
     return tuple([_message(item, index) for index, item in enumerate(value)])
+
+
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    return read_objects(value or [], "tools")
 
 
 def _message(item: Any, index: int) -> dict[str, Any]:

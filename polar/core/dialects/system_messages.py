@@ -27,6 +27,7 @@ def system_first(request: ModelRequest) -> ModelRequest:
         request,
         messages=(*_in_front(messages[:first]), *map(_as_user, messages[first:])),
         notes=(*request.notes, *notes),
+        known_messages=None,
     )
 
 

@@ -271,7 +271,7 @@ def test_the_table_is_bounded_and_shares_ids(loop: Loop, monkeypatch: pytest.Mon
     assert len(loop.table.calls) == 4
     assert loop.table.forgotten == 8
     longest = len(TokenText.of(turn.prompt + turn.sampled).text)
-    assert loop.table.size_bytes == longest + 4 * 1024 + 160 * len(loop.table.marks)
+    assert loop.table.size_bytes == longest + 4 * 1024
     assert loop.plan_of(messages).parent == 12
 
 

@@ -1,0 +1,104 @@
+"""Messages and tools of chat requests by their bytes: what came before is not read again.
+
+A harness sends its system prompt and tools with every call of every session, and its whole history with
+every call: of a request, nearly all was seen before. So the body is only split at first, and
+messages are recognised by their bytes. Equal bytes mean equal messages; what is new is read and
+checked as it would be alone. Bounded in bytes, the longest unseen are forgotten first.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from polar.core.dialects.body import load_value
+from polar.core.session_history import EncodedMessages, EncodedTools
+from schemas.base import canonical_json
+
+MAX_BYTES = 64 * 1024 * 1024
+"""Of the messages' own text; in memory they are a few times as large."""
+MAX_TOOL_LISTS = 64
+_body = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+
+Reader = Callable[[Any, int], dict[str, Any]]
+"""(item, index) → canonical message. Raises RequestError."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBody:
+    """A request's body with its two large parts unread."""
+
+    fields: dict[str, Any]
+    """The others."""
+    messages: list[bytes]
+    tools: bytes
+
+
+def split(raw: bytes) -> SplitBody | None:
+    """None where the body is anything but an object with a list of messages."""
+    try:
+        parts = _body.decode(raw)
+        messages = [bytes(item) for item in _list.decode(parts.pop("messages"))]
+        tools = bytes(parts.pop("tools", b""))
+        fields = {name: load_value(bytes(part)) for name, part in parts.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, ValueError):
+        return None
+    return SplitBody(fields, messages, tools)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    message: dict[str, Any]
+    """Shared by all requests: never changed."""
+    text: bytes
+    mark: bytes
+    size: int
+
+
+@dataclass(slots=True)
+class SeenMessages:
+    """What was seen so far."""
+
+    read: Reader
+    _messages: OrderedDict[bytes, _Seen] = field(default_factory=OrderedDict)
+    _tools: OrderedDict[bytes, tuple[tuple[dict[str, Any], ...], EncodedTools]] = field(
+        default_factory=OrderedDict
+    )
+    _size: int = 0
+
+    def messages(self, items: Sequence[bytes]) -> tuple[tuple[dict[str, Any], ...], EncodedMessages]:
+        """Canonical messages and what is encoded of them. Raises RequestError; ValueError for no JSON."""
+        seen = [self._message(item, index) for index, item in enumerate(items)]
+        encoded = EncodedMessages(tuple([one.text for one in seen]), tuple([one.mark for one in seen]))
+        return tuple([one.message for one in seen]), encoded
+
+    def tools(
+        self, raw: bytes, read: Callable[[Any], tuple[dict[str, Any], ...]]
+    ) -> tuple[tuple[dict[str, Any], ...], EncodedTools]:
+        """Tools as `read` makes them of the value. Raises RequestError; ValueError for no JSON."""
+        known = self._tools.get(raw)
+        if known is None:
+            tools = read(load_value(raw) if raw else None)
+            known = self._tools[raw] = tools, EncodedTools.of(tools)
+            if len(self._tools) > MAX_TOOL_LISTS:
+                self._tools.popitem(last=False)
+        else:
+            self._tools.move_to_end(raw)
+        return known
+
+    def _message(self, item: bytes, index: int) -> _Seen:
+        seen = self._messages.get(item)
+        if seen is not None:
+            self._messages.move_to_end(item)
+            return seen
+        message = self.read(load_value(item), index)
+        text = canonical_json(message)
+        seen = self._messages[item] = _Seen(message, text, hashlib.sha256(text).digest(), len(item))
+        self._size += len(item)
+        while self._size > MAX_BYTES:
+            self._size -= self._messages.popitem(last=False)[1].size
+        return seen

@@ -1,0 +1,88 @@
+"""A chat request means the same whether its messages were seen before, are new, or are read as a whole."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.core.dialects import chat, seen_messages
+from polar.core.dialects.base import ModelRequest
+from polar.core.dialects.body import RequestError
+from polar.core.dialects.chat import ChatDialect
+from polar.core.dialects.system_messages import system_first
+from polar.core.session_history import EncodedMessages, EncodedTools
+
+texts = st.text('aé\n\u2028"', max_size=3)
+values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | texts | st.lists(st.none(), max_size=1)
+contents = (
+    texts | st.none() | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": texts}), max_size=2)
+)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer"]), "content": contents},
+    optional={"name": texts, "odd": values, "reasoning_content": texts},
+)
+items = messages | values
+bodies = st.fixed_dictionaries(
+    {"messages": st.lists(items, max_size=5) | values},
+    optional={"tools": st.lists(st.just({"type": "function", "function": {"name": "f"}}) | values, max_size=2),
+              "temperature": values, "stream": values, "n": values, "model": values},
+)  # fmt: skip
+
+
+def read(dialect: ChatDialect, raw: bytes) -> ModelRequest | tuple[str, str | None]:
+    """The request, or what is wrong with it."""
+    try:
+        return dialect.parse_request(raw, {})
+    except RequestError as error:
+        return str(error), error.param
+
+
+@given(st.lists(bodies, min_size=1, max_size=4), st.booleans())
+def test_what_was_seen_before_changes_nothing(found: list[Any], indented: bool) -> None:
+    dialect = ChatDialect()
+    for body in (*found, *found):
+        raw = json.dumps(body, indent=1 if indented else None, ensure_ascii=False).encode()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chat, "split", lambda _: None)
+            whole = read(ChatDialect(), raw)
+        request = read(dialect, raw)
+        assert isinstance(request, ModelRequest) == isinstance(whole, ModelRequest)
+        if not isinstance(request, ModelRequest) or not isinstance(whole, ModelRequest):
+            assert request == whole
+            continue
+        assert (request.messages, request.tools) == (whole.messages, whole.tools)
+        assert {**request.fields, "messages": 0, "tools": 0} == {**whole.fields, "messages": 0, "tools": 0}
+        for each in (request, system_first(request)):
+            assert each.encoded_messages() == EncodedMessages.of(each.messages)
+            assert each.encoded_tools() == EncodedTools.of(each.tools)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "a": 01}',
+        b'{"messages": [{"role": "user", "content": "x"}]',
+        b'{"messages": [' + b"[" * 300 + b"]" * 300 + b"]}",
+        b'{"messages": [{"role": "user", "content": "x"}], "tools": ' + b"[" * 300 + b"]" * 300 + b"}",
+        b'{"messages": [{"role": "user", "content": "x"}], "a": ' + b"[" * 300 + b"]" * 300 + b"}",
+    ],
+)
+def test_what_is_no_json_or_too_deep_is_told_of_the_whole(raw: bytes) -> None:
+    assert "request body" in str(read(ChatDialect(), raw))
+
+
+def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen_messages, "MAX_BYTES", 1000)
+    dialect = ChatDialect()
+    for number in range(200):
+        body = {
+            "messages": [{"role": "user", "content": f"{number}" * 20}],
+            "tools": [{"type": "function", "function": {"name": f"f{number}"}}],
+        }
+        assert isinstance(read(dialect, json.dumps(body).encode()), ModelRequest)
+    seen = dialect._seen
+    assert sum(map(len, seen._messages)) == seen._size <= 1000
+    assert len(seen._tools) == seen_messages.MAX_TOOL_LISTS
