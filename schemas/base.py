@@ -73,11 +73,10 @@ def encode(model: WireModel) -> bytes:
 
 def digest(*parts: bytes) -> str:
     """SHA-256 (hex) over the parts, each preceded by its length so that borders count."""
-    state = hashlib.sha256()
+    pieces: list[bytes] = []
     for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    return state.hexdigest()
+        pieces += (len(part).to_bytes(8, "little"), part)
+    return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
 def digest_of(*models: WireModel) -> str:

@@ -39,6 +39,11 @@ class EncodedMessages:
         """Of the whole list."""
         return digest(*self.marks)
 
+    @property
+    def text(self) -> bytes:
+        """Canonical JSON of the list."""
+        return b"[" + b",".join(self.texts) + b"]"
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedTools:

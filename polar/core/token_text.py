@@ -108,5 +108,7 @@ def sound(ids: Iterable[Any]) -> TokenText | None:
         made = TokenText.of(list(ids))
     except TypeError:
         return None
-    whole = made.is_sound() and all(_LEAST <= number <= _LARGEST for number in made.tolist())
-    return made if whole else None
+    if not made.is_sound():
+        return None
+    numbers = made.tolist() or [0]
+    return made if min(numbers) >= _LEAST and max(numbers) <= _LARGEST else None

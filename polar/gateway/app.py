@@ -11,7 +11,6 @@ A session key may be part of a URL, so no access log is written and no error rep
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -27,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from polar.errors import SettingsError
+from polar.gateway import garbage
 from polar.gateway.admin import admin_routes
 from polar.gateway.http_protocol import BoundedHeadProtocol
 from polar.gateway.parts import Parts, running_parts
@@ -78,7 +78,7 @@ async def serve(
     async with running_parts(log, settings, secret, new_writer or (lambda: LogWriter(log))) as parts:
         server = _Server(server_config(parts, secret))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        _calm_garbage_collection()
+        garbage.calm()
         expose(parts.metrics)
         logger.info("gateway %s serves %s", settings.id, parts.url)
         with _stopped_by_signals(server):
@@ -116,14 +116,6 @@ def server_config(parts: Parts, secret: bytes) -> uvicorn.Config:
         timeout_graceful_shutdown=max(1, int(parts.settings.shutdown_wait_seconds)),
         timeout_keep_alive=75,
     )
-
-
-def _calm_garbage_collection() -> None:
-    """A call makes thousands of objects and next to no cycles: by default Python would look through
-    them, and through all modules, several times a call."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 class _Server(uvicorn.Server):

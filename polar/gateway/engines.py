@@ -126,18 +126,18 @@ class EnginePool:
 
         Raises NoEngineError when none is fit.
         """
+        if current := self._current():
+            return self._pick(current, session_id, stays_with)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._wait_seconds):
-                while True:
-                    changed = self._changed
-                    current = [slot for slot in self._usable() if not self.is_behind(slot)]
-                    if current:
-                        return self._pick(current, session_id, stays_with)
+                while not current:
                     self.num_waiting += 1
                     try:
-                        await changed.wait()
+                        await self._changed.wait()
                     finally:
                         self.num_waiting -= 1
+                    current = self._current()
+                return self._pick(current, session_id, stays_with)
         slot = self._pick(self._usable(), session_id, stays_with)
         logger.warning(
             "session_id=%s goes to engine_id=%s with policy_version=%s, although %s is current: "
@@ -192,6 +192,10 @@ class EnginePool:
         async with asyncio.TaskGroup() as group:
             for slot in self.slots.values():
                 group.create_task(self._watch(slot))
+
+    def _current(self) -> list[EngineSlot]:
+        """Those with the current weights. Raises NoEngineError when none may take calls, behind or not."""
+        return [slot for slot in self._usable() if not self.is_behind(slot)]
 
     def _usable(self) -> list[EngineSlot]:
         """Whatever may take calls, behind or not. Raises NoEngineError when nothing may."""

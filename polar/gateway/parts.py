@@ -19,6 +19,7 @@ from polar.gateway.adapters import new_adapter
 from polar.gateway.continuity_rows import ContinuityRows
 from polar.gateway.engine import EngineClient, new_http_session
 from polar.gateway.engines import EnginePool
+from polar.gateway.garbage import sweep_when_idle
 from polar.gateway.prompts import Prompts
 from polar.gateway.proxy import ModelProxy
 from polar.gateway.recorder import Recorder
@@ -52,7 +53,7 @@ class Parts:
     prompts: Prompts
     proxy: ModelProxy
     background: list[asyncio.Task[None]] = field(default_factory=list)
-    """Sender, engine watch, heartbeat, purge: none of them ends while the gateway runs."""
+    """Sender, engine watch, heartbeat, purge, garbage: none of them ends while the gateway runs."""
     incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
     """New at each start of the process."""
 
@@ -148,6 +149,7 @@ async def running_parts(
                 ("engine-watch", engines.run()),
                 ("heartbeat", _beat(parts)),
                 ("purge", _purge(sessions)),
+                ("garbage", sweep_when_idle(lambda: sessions.num_in_flight == 0)),
             )
         ]
         try:

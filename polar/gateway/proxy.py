@@ -24,6 +24,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs
 
+import orjson
+
 from polar.core.dialects.base import Dialect, ModelRequest
 from polar.core.dialects.body import RequestError
 from polar.core.dialects.engine_answer import Captured
@@ -253,7 +255,9 @@ class ModelProxy:
         planned = await self._prompts.plan(live, request, messages, tools, slot)
         if planned.rendering == "local":
             live = self._admit(claims)  # rendering may have taken a while, too
-        if planned.prompt is not None:
+        if planned.prompt is None:
+            body["messages"] = orjson.Fragment(messages.text)
+        else:
             put_ids(body, used, planned.prompt, slot.context_tokens)
         try:
             call = self._sessions.begin(

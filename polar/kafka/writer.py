@@ -152,10 +152,9 @@ class LogWriter:
             _check_size(*record)
         sends: list[asyncio.Future[Any]] = []
         try:
-            for record in records:
-                future = await self._begin(*record)
-                sends.append(future)
-            return [self._position(await self._settle(future)) for future in sends]
+            await self._begin(records, sends)
+            await self._settle(sends)
+            return [self._position(future.result()) for future in sends]
         except BaseException:
             for record, future in zip(records, sends, strict=False):
                 self._remember(_identity(*record), future)
@@ -183,26 +182,23 @@ class LogWriter:
 
     # -- sending ------------------------------------------------------------------------
 
-    async def _begin(
-        self, topic: TopicSpec, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> asyncio.Future[Any]:
-        """Hand a record to the producer, or find the earlier send of an equal one."""
-        if self._remembered:
-            earlier = self._remembered.get(_identity(topic, key, value, headers))
-            if earlier is not None and not _failed(earlier):
-                self.sends_rejoined += 1
-                return earlier
-        size = record_size(key, value, headers)
+    async def _begin(self, records: Sequence[Record], sends: list[asyncio.Future[Any]]) -> None:
+        """Hand records to the producer, in order; adds a future for each to `sends`."""
+        seconds = self._settings.send_timeout_seconds
+        loop = asyncio.get_running_loop()
+        topic, size = records[0][0] if records else DEAD_LETTERS, 0
         try:
-            async with asyncio.timeout(self._settings.send_timeout_seconds), self._order:
+            async with asyncio.timeout(seconds) as limit, self._order:
                 await self._connected.wait()
-                await self._make_room(size)
-                producer = self._producer
-                if producer is None:
-                    raise LogUnavailableError(f"{topic.suffix}: the writer is closed")
-                future: asyncio.Future[Any] = await producer.send(
-                    topic.named(self._settings.topic_prefix), value, key, headers=list(headers)
-                )
+                for topic, key, value, headers in records:
+                    earlier = self._earlier(topic, key, value, headers)
+                    if earlier is not None:
+                        sends.append(earlier)
+                        continue
+                    size = record_size(key, value, headers)
+                    limit.reschedule(loop.time() + seconds)
+                    await self._make_room(size)
+                    sends.append(await self._send(topic, key, value, headers, size))
         except UnknownTopicOrPartitionError as error:
             raise LogUnavailableError(
                 f"topic {topic.named(self._settings.topic_prefix)} does not exist; `polar up` makes it, "
@@ -213,6 +209,26 @@ class LogWriter:
                 raise RecordTooLargeError(f"record for {topic.suffix} ({size} bytes): {error}") from error
             self._reconnect_after(error)
             raise self._unavailable(topic.suffix, error) from error
+
+    def _earlier(
+        self, topic: TopicSpec, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> asyncio.Future[Any] | None:
+        """The send of an equal record that was interrupted and has not failed."""
+        if not self._remembered:
+            return None
+        earlier = self._remembered.get(_identity(topic, key, value, headers))
+        if earlier is None or _failed(earlier):
+            return None
+        self.sends_rejoined += 1
+        return earlier
+
+    async def _send(
+        self, topic: TopicSpec, key: bytes | None, value: bytes | None, headers: Headers, size: int
+    ) -> asyncio.Future[Any]:
+        if self._producer is None:
+            raise LogUnavailableError(f"{topic.suffix}: the writer is closed")
+        name = topic.named(self._settings.topic_prefix)
+        future: asyncio.Future[Any] = await self._producer.send(name, value, key, headers=list(headers))
         self.records_sent += 1
         self._unacknowledged += size
         future.add_done_callback(lambda done: self._acknowledged(done, size))
@@ -231,17 +247,19 @@ class LogWriter:
         if error is not None:
             self._reconnect_after(error)
 
-    async def _settle(self, future: asyncio.Future[Any]) -> Any:
-        """Wait for the acknowledgement without ever cancelling the send."""
-        await asyncio.wait({future}, timeout=self._settings.send_timeout_seconds)
-        if not future.done():
-            raise self._unavailable("send", TimeoutError("not acknowledged"))
-        error = future.exception()
-        if isinstance(error, MessageSizeTooLargeError):
-            raise RecordTooLargeError(f"the broker refused the record: {error}") from error
-        if error is not None:
-            raise self._unavailable("send", error) from error
-        return future.result()
+    async def _settle(self, sends: Sequence[asyncio.Future[Any]]) -> None:
+        """Wait for the acknowledgements without ever cancelling a send."""
+        pending = {future for future in sends if not future.done()}
+        if pending:
+            await asyncio.wait(pending, timeout=self._settings.send_timeout_seconds)
+        for future in sends:
+            if not future.done():
+                raise self._unavailable("send", TimeoutError("not acknowledged"))
+            error = future.exception()
+            if isinstance(error, MessageSizeTooLargeError):
+                raise RecordTooLargeError(f"the broker refused the record: {error}") from error
+            if error is not None:
+                raise self._unavailable("send", error) from error
 
     def _position(self, metadata: Any) -> tuple[Partition, int]:
         topic = metadata.topic.removeprefix(f"{self._settings.topic_prefix}.")

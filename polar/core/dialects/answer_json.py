@@ -65,6 +65,15 @@ def clean(logprob: Any) -> float:
     return math.nan
 
 
+def _cleaned(values: list[float | None]) -> Logprobs:
+    try:
+        if min(values, default=0.0) > _NO_LOGPROB and max(values, default=0.0) < math.inf:  # type: ignore[type-var, operator]
+            return Logprobs(values)  # type: ignore[arg-type]
+    except TypeError:
+        pass  # there is none among them
+    return Logprobs(map(clean, values))
+
+
 def _cut_ids(data: bytes) -> tuple[TokenText | None, bytes]:
     begin = data.find(_IDS + b"[")
     end = data.find(b"]", begin)
@@ -86,7 +95,7 @@ def _cut_logprobs(data: bytes) -> tuple[list[Logprobs], bytes]:
         end += len(_LOGPROBS_END) - 2
         values = [entry.logprob for entry in _entries.decode(data[begin + len(_LOGPROBS) : end]).content]
         parts += [data[at:begin], _LOGPROBS, str(len(found)).encode()]
-        found.append(Logprobs(map(clean, values)))
+        found.append(_cleaned(values))
         at = end
     return found, b"".join((*parts, data[at:])) if found else data
 

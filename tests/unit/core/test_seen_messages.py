@@ -26,7 +26,8 @@ messages = st.fixed_dictionaries(
 items = messages | values
 bodies = st.fixed_dictionaries(
     {"messages": st.lists(items, max_size=5) | values},
-    optional={"tools": st.lists(st.just({"type": "function", "function": {"name": "f"}}) | values, max_size=2),
+    optional={"tools": st.lists(
+              st.just({"type": "function", "function": {"name": "f"}}) | values, max_size=2),
               "temperature": values, "stream": values, "n": values, "model": values},
 )  # fmt: skip
 
