@@ -113,6 +113,9 @@ class GatewaySettings(BaseSettings):
     continues an earlier call is made of that call's own ids; without it engines render every prompt."""
     chat_template: Path | None = None
     """A template in place of the folder's; must be what the engines were given."""
+    reasoning_field: Literal["reasoning", "reasoning_content"] = "reasoning"
+    """What the engines call the reasoning of earlier answers: older ones read only the second. Their own
+    answers may have it under either name."""
     system_anywhere: bool = True
     """The template takes system messages at any place. False: those in front become one, later ones
     a user's, in their place."""

@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 
 from polar.core.dialects.engine_answer import AnswerError, load_json
+from polar.core.dialects.engine_body import ReasoningField, name_reasoning
 from polar.errors import EngineError
 
 PROBE_HEADERS: Mapping[str, str] = {"X-Polar-Purpose": "probe"}
@@ -51,11 +52,21 @@ def new_http_session() -> aiohttp.ClientSession:
 class EngineClient:
     """One server that speaks OpenAI's chat form."""
 
-    def __init__(self, engine_id: str, url: str, http: aiohttp.ClientSession, *, api_key: str = "") -> None:
-        """`url`: without /v1. `api_key`: what the server wants as Bearer token, if it wants one."""
+    def __init__(
+        self,
+        engine_id: str,
+        url: str,
+        http: aiohttp.ClientSession,
+        *,
+        api_key: str = "",
+        reasoning_field: ReasoningField = "reasoning",
+    ) -> None:
+        """`url`: without /v1. `api_key`: what the server wants as Bearer token, if it wants one.
+        `reasoning_field`: what it calls the reasoning of earlier answers."""
         self.engine_id = engine_id
         self.url = url
         self._http = http
+        self._reasoning_field = reasoning_field
         self._key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     @asynccontextmanager
@@ -66,7 +77,7 @@ class EngineClient:
 
         Raises EngineDownError or EngineBrokenError before and while the body is read.
         """
-        data = orjson.dumps(body)
+        data = orjson.dumps(name_reasoning(body, self._reasoning_field))
         try:
             response = await self._post(data, headers)
             try:
@@ -99,7 +110,7 @@ class EngineClient:
 
     async def count_tokens(self, body: Mapping[str, Any]) -> int:
         """Prompt tokens of a chat request. Raises EngineStatusError with the engine's answer."""
-        counted = (await self._ask("/tokenize", body)).get("count")
+        counted = (await self._ask("/tokenize", name_reasoning(body, self._reasoning_field))).get("count")
         if not isinstance(counted, int):
             raise EngineBrokenError(f"engine {self.engine_id} does not count tokens")
         return counted

@@ -129,7 +129,7 @@ async def running_parts(
             [
                 new_adapter(
                     settings.engine_kind,
-                    EngineClient(name, url, http, api_key=api_key),
+                    EngineClient(name, url, http, api_key=api_key, reasoning_field=settings.reasoning_field),
                     settings.model,
                     prompts.renderer,
                 )

@@ -176,6 +176,15 @@ def malformed(error: Exception) -> AnswerError:
     return AnswerError(f"the engine's answer is malformed: {error!r}")
 
 
+def name_reasoning(said: dict[str, Any]) -> None:
+    """Give reasoning its canonical name in a message or delta: some engines say it under another
+    name, some under both."""
+    if "reasoning_content" in said:
+        reasoning = said.pop("reasoning_content")
+        if reasoning and not said.get("reasoning"):
+            said["reasoning"] = reasoning
+
+
 def strip_chunk(chunk: dict[str, Any]) -> None:
     """Take the engine's fields out of a stream's chunk."""
     _strip(chunk, _ENGINE_FIELDS)
@@ -187,6 +196,7 @@ def _take_choice(kept: CapturedChoice, choice: dict[str, Any], view: View) -> No
     kept.take(choice)
     kept.finish(choice)
     message = dict(choice["message"])
+    name_reasoning(message)
     kept.has_reasoning = bool(message.get("reasoning"))
     if view.hide_reasoning:
         message.pop("reasoning", None)

@@ -7,7 +7,7 @@ would let a harness put its own prompt ids in place of its messages).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from polar.core.dialects.base import ModelRequest
 from schemas.tasks import SamplingSpec
@@ -39,6 +39,9 @@ _NEUTRAL: Mapping[str, float] = {
     "repetition_penalty": 1.0,
 }
 """Sent by name, so that no default of an engine can stand in for them."""
+
+ReasoningField = Literal["reasoning", "reasoning_content"]
+"""What engines call the reasoning in an assistant message. The canonical form has the first."""
 
 
 def engine_body(
@@ -95,6 +98,13 @@ def count_body(request: ModelRequest, *, model: str) -> dict[str, Any]:
     return body
 
 
+def name_reasoning(body: Mapping[str, Any], name: ReasoningField) -> Mapping[str, Any]:
+    """The body for an engine that reads reasoning under this name and no other."""
+    if name == "reasoning":
+        return body
+    return {**body, "messages": [_with_reasoning_as(name, message) for message in body["messages"]]}
+
+
 def sampling_asked(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields about sampling, as the harness sent them, under chat's names."""
     names = (*_DISTRIBUTION, *_LIMITS, *_CONSTRAINTS)
@@ -112,6 +122,12 @@ def is_constrained(fields: Mapping[str, Any]) -> bool:
         or not free_text
         or any(fields.get(name) is not None for name in _GRAMMARS)
     )
+
+
+def _with_reasoning_as(name: str, message: dict[str, Any]) -> dict[str, Any]:
+    if "reasoning" not in message:
+        return message
+    return {name if field == "reasoning" else field: value for field, value in message.items()}
 
 
 def _unstrict(tool: dict[str, Any]) -> dict[str, Any]:

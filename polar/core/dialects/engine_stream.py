@@ -14,6 +14,7 @@ from polar.core.dialects.engine_answer import (
     View,
     load_call,
     malformed,
+    name_reasoning,
     strip_chunk,
 )
 
@@ -95,6 +96,7 @@ class EngineStream:
 
     def _clean_delta(self, index: int, delta: dict[str, Any]) -> None:
         kept = self.captured.choice(index)
+        name_reasoning(delta)
         if delta.get("reasoning"):
             kept.has_reasoning = True
         if self._view.hide_reasoning:

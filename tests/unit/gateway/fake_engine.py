@@ -98,7 +98,8 @@ class FakeEngine:
         self.headers: list[dict[str, str]] = []
         self.counted: list[dict[str, Any]] = []
         """Bodies of questions for the number of tokens."""
-        self.probes = 0
+        self.probed: list[dict[str, Any]] = []
+        """Bodies of probes."""
         self.closed_early = 0
         """Calls whose client left before the end."""
         self.script: list[Answer] = []
@@ -149,7 +150,7 @@ class FakeEngine:
 
     async def _chat(self, connection: Connection, body: dict[str, Any], headers: dict[str, str]) -> None:
         if headers.get("x-polar-purpose") == "probe":
-            self.probes += 1
+            self.probed.append(body)
             await connection.json(self.answer(body))
             return
         self.requests.append(body)

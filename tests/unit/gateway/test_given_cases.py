@@ -1,7 +1,7 @@
 """The given fault cases of all dialects, played through a gateway.
 
 Names of the cases' vocabulary are mapped here and nowhere else. What a call is for is decided when
-its session is stitched, so that is asked here too. Left out: engines too old to read `reasoning`.
+its session is stitched, so that is asked here too.
 """
 
 import asyncio
@@ -23,7 +23,6 @@ from tests.unit.gateway.fake_engine import Answer, FakeEngine, running_engine
 from tests.unit.gateway.running import SESSION, RunningGateway, eventually, running_gateway
 from tests.unit.gateway.seen import Seen
 
-LEFT_OUT = ("gateway-009",)
 TRAINED_KINDS = UsabilityRules().train_kinds
 FINISHED = ("stop", "length", "tool_calls")
 REPEATS = 3
@@ -31,8 +30,12 @@ REPEATS = 3
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[tuple[FakeEngine, RunningGateway]]:
-    async with running_engine() as engine, running_gateway(tmp_path, engine.url) as gateway:
+async def world(tmp_path: Path, case: Case) -> AsyncIterator[tuple[FakeEngine, RunningGateway]]:
+    name = case["given"]["config"]["upstream_reasoning_field"]
+    async with (
+        running_engine() as engine,
+        running_gateway(tmp_path, engine.url, reasoning_field=name) as gateway,
+    ):
         yield engine, gateway
 
 
@@ -217,7 +220,7 @@ def check_sent(body: dict[str, Any], check: dict[str, Any]) -> None:
     assert "not_contains" not in check or check["not_contains"] not in text
 
 
-@pytest.mark.parametrize("case", cases("gateway", without=LEFT_OUT))
+@pytest.mark.parametrize("case", cases("gateway"))
 async def test_given_case(world: tuple[FakeEngine, RunningGateway], case: Case) -> None:
     engine, gateway = world
     seen = await play(gateway, engine, case)
