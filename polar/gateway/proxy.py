@@ -206,7 +206,9 @@ class ModelProxy:
         if self._num_requests > 2 * self._settings.max_in_flight:
             self._retries.forget(claims.session_id)  # whatever it is, it may be no retry of those
             raise self._too_many()
-        raw = mask_keys(await read_body(receive, asked.headers, self._settings.max_request_bytes))
+        raw = mask_keys(
+            await read_body(receive, asked.headers, self._settings.max_request_bytes, asked.connection)
+        )
         try:
             request = dialect.parse_request(raw, asked.headers, asked.target)
         except RequestError as error:

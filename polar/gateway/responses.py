@@ -7,6 +7,7 @@ import orjson
 
 from polar.core.dialects.base import Dialect, DialectName
 from polar.core.dialects.errors import CONTEXT_OVERFLOW, ApiError
+from polar.gateway.http_protocol import BODY_SECONDS, Connection
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -48,6 +49,8 @@ class HttpError(Exception):
         headers = [JSON_TYPE]
         if self.api.retry_after is not None:
             headers.append((b"retry-after", str(self.api.retry_after).encode()))
+        if self.api.status == 408:
+            headers.append((b"connection", b"close"))
         return headers
 
 
@@ -118,8 +121,11 @@ async def send_error(send: Send, error: HttpError, dialect: Dialect) -> None:
     await send_json(send, error.api.status, dialect.error(error.api), error.headers)
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
-    """The request's body. Raises HttpError 413 above `limit` bytes, ConnectionError when the client left.
+async def read_body(
+    receive: Receive, headers: Mapping[bytes, bytes], limit: int, connection: Connection
+) -> bytes:
+    """The request's body. Raises HttpError: 413 above `limit` bytes, 408 when its rest does not come;
+    ConnectionError when the client left.
 
     A body that is too large is read on for a while and dropped: a client that is still writing
     would else see a reset connection in place of the answer.
@@ -132,6 +138,13 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limit: int
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionError("the client left before its request was complete")
+        if connection.is_late:
+            raise HttpError(
+                408,
+                f"the request's body did not come within {BODY_SECONDS:.0f} s; send the request again",
+                kind="invalid_request_error",
+                code="request_timeout",
+            )
         part = message.get("body", b"")
         size += len(part)
         too_large = too_large or size > limit
