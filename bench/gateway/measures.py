@@ -125,17 +125,21 @@ def added_latency(
 def streaming(
     target: Target, direct: Target, *, streams: int, gap_ms: int, calls: int, rounds: int
 ) -> dict[str, float]:
-    """Streams of one event a token, `gap_ms` apart."""
+    """Streams of one event a token, `gap_ms` apart: CPU at so many, first bytes at Poisson arrivals."""
     load = LOADS["5k"]
     body = first_request(load, stream=True, gap_ms=gap_ms)
     events = load.sampled + 3
     cpu, ttft = [], []
-    for _ in range(rounds):
+    per_second = 1000 * streams / (load.sampled * gap_ms)
+    for number in range(rounds):
         requests = target.requests(body, calls)
         before = target.cpu_seconds()
         ours = run(closed_loop(target.port, requests, streams), target.name)
         cpu.append(1e6 * (target.cpu_seconds() - before) / (calls * events))
-        bare = run(closed_loop(direct.port, direct.requests(body, calls), streams), direct.name)
+        ours, bare = (
+            run(open_loop(one.port, one.requests(body, calls), per_second, number), one.name)
+            for one in (target, direct)
+        )
         ttft.append(quantile(ours.first, 0.5) - quantile(bare.first, 0.5))
     return {"cpu_us_per_event": statistics.median(cpu), "ttft_added_ms_p50": statistics.median(ttft)}
 

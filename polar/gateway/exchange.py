@@ -130,7 +130,7 @@ class Exchange:
         if request.stream:
             self._client = self._dialect.stream(request, stream.captured)
         decoder = SseDecoder()
-        async for data in response.content.iter_any():
+        while data := await response.content.readany():
             await self._write(self._converted(decoder.feed(data)))
             if stream.done or stream.error is not None:
                 break

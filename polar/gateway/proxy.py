@@ -258,7 +258,8 @@ class ModelProxy:
         if planned.rendering == "local":
             live = self._admit(claims)  # rendering may have taken a while, too
         if planned.prompt is None:
-            body["messages"] = orjson.Fragment(messages.text)
+            if self._settings.reasoning_field == "reasoning":  # else each message is spelled anew
+                body["messages"] = orjson.Fragment(messages.text)
         else:
             put_ids(body, used, planned.prompt, slot.context_tokens)
         try:

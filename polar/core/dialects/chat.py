@@ -33,7 +33,7 @@ class ChatDialect(OpenAiShapes):
         """Read a body. Raises RequestError."""
         del target
         body = split(raw)
-        if body is not None:
+        if body is not None and body.messages:
             try:
                 messages, known = self._seen.messages(body.messages)
                 tools, known_tools = self._seen.tools(body.tools, _tools)

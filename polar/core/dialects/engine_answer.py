@@ -23,6 +23,8 @@ _ENGINE_FIELDS = (
     "ec_transfer_params",
 )
 _ENGINE_CHOICE_FIELDS = ("token_ids", "logprobs", "routed_experts")
+_SHORT = 2048
+"""Bytes up to which reading everything is the least work: most chunks of streams."""
 MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError)
 """What reading a value of another shape than expected raises."""
 
@@ -149,6 +151,8 @@ def load_json(data: bytes) -> Any:
 def load_call(data: bytes) -> Any:
     """The same of an answer to a call, or a chunk of one; ids and log-probs may come as TokenText and
     Logprobs."""
+    if len(data) < _SHORT:
+        return load_json(data)
     try:
         return load_answer(data)
     except MALFORMED:

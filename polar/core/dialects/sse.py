@@ -5,7 +5,7 @@ character, a field name, or between CR and LF) never matters.
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 """A line or event above this is an error: memory stays bounded whatever an engine sends."""
@@ -18,8 +18,7 @@ class SseError(ValueError):
     """The bytes are no acceptable event stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(NamedTuple):
     """One event: `data` lines joined by LF, and the `event` field (empty: a message)."""
 
     data: bytes
@@ -43,6 +42,8 @@ class SseDecoder:
         """Events that are complete with these bytes. Raises SseError above the size limit."""
         if not chunk:
             return []
+        if (plain := self._plain_events(chunk)) is not None:
+            return plain
         if self._after_cr:
             self._after_cr = False
             chunk = chunk.removeprefix(b"\n")
@@ -60,6 +61,17 @@ class SseDecoder:
         if len(self._pending) > self._limit:
             raise SseError(f"a line of the event stream is over {self._limit} bytes")
         return events
+
+    def _plain_events(self, chunk: bytes) -> list[SseEvent] | None:
+        """The events of a read as engines write them: whole events of one `data` line; None for others."""
+        in_between = self._at_start or self._after_cr or self._pending or self._data or self._name
+        if in_between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > self._limit:
+            return None
+        blocks = chunk[:-2].split(b"\n\n")
+        for block in blocks:
+            if not block.startswith(b"data: ") or b"\n" in block:
+                return None
+        return [SseEvent(block[6:]) for block in blocks]
 
     def finish(self) -> list[SseEvent]:
         """Events that only lack their closing blank line when the stream ends cleanly."""

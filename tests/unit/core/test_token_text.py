@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar.core.dialects import engine_answer
 from polar.core.dialects.answer_json import Logprobs, clean, load_answer
-from polar.core.dialects.engine_answer import AnswerError, load_call
+from polar.core.dialects.engine_answer import AnswerError
 from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
 from polar.core.token_text import TokenText, sound
 from schemas.columns import TokenTextColumn
@@ -18,6 +19,13 @@ ids = st.lists(st.integers(0, 200_000), max_size=30)
 texts = st.text(max_size=12) | st.sampled_from(
     ['"prompt_token_ids":[', '"logprobs":{"content":[{', '}]},"', '\\"prompt_token_ids\\":[1]']
 )
+
+
+def load_call(data: bytes) -> Any:
+    """As answers of any size are read, which only long ones are else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_answer, "_SHORT", 0)
+        return engine_answer.load_call(data)
 
 
 def compact(value: Any) -> bytes:

@@ -17,15 +17,15 @@ def cycle():
 garbage.calm()
 before = gc.get_freeze_count()
 old = cycle()
-kept = [[] for _ in range(20_000)]
-assert gc.get_freeze_count() - before > 15_000, gc.get_freeze_count() - before
+kept = [[] for _ in range(60_000)]
+assert gc.get_freeze_count() - before > 25_000, gc.get_freeze_count() - before
 gone = weakref.ref(old)
 del old
 gc.collect()
 assert gone() is not None, "it was taken out of sight"
 assert garbage.sweep() > 0 and gone() is None
 young = weakref.ref(cycle())
-kept += [[] for _ in range(20_000)]
+kept += [[] for _ in range(60_000)]
 assert young() is None, "young cycles are found without a sweep"
 """
 
