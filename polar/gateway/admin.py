@@ -1,7 +1,8 @@
 """The admin API: nodes open and seal sessions, weight-sync announces versions, people drain engines.
 
 Every route needs the administrators' token, which is derived from the shared secret. Answers
-mean what they say: `opened` stands on the log, `calls` of a seal is on the log or fsynced.
+mean what they say: `opened` stands on the log, `calls` of a seal is on the log or fsynced, an engine
+that drains does so after a restart, too.
 """
 
 import asyncio
@@ -131,7 +132,7 @@ def admin_routes(parts: Parts, secret: bytes) -> list[Route]:
 
     async def drain_engine(request: Request) -> Response:
         body = await _read(request, DrainEngine)
-        slot = parts.engines.drain(body.engine_id, is_draining=body.is_draining)
+        slot = parts.drains.set(body.engine_id, is_draining=body.is_draining)
         if slot is None:
             raise unknown_engine(body.engine_id)
         return JSONResponse({"draining": slot.is_draining, "in_flight": slot.in_flight})

@@ -17,6 +17,7 @@ from polar.core.metrics import Metrics
 from polar.errors import LogError, SettingsError
 from polar.gateway.adapters import new_adapter
 from polar.gateway.continuity_rows import ContinuityRows
+from polar.gateway.drains import Drains
 from polar.gateway.engine import EngineClient, new_http_session
 from polar.gateway.engines import EnginePool
 from polar.gateway.garbage import sweep_when_idle
@@ -48,6 +49,7 @@ class Parts:
     sender: SpoolSender
     sessions: SessionTable
     engines: EnginePool
+    drains: Drains
     recorder: Recorder
     retries: Retries
     prompts: Prompts
@@ -117,8 +119,9 @@ async def running_parts(
     if not urls:
         raise SettingsError("POLAR_GATEWAY_ENGINES names no engine; give the base URL of a vLLM server")
     api_key = load_engine_key(settings.engine_key_file)
-    spool = Spool(log.data_dir / "gateway" / settings.id)
-    rows = ContinuityRows(log.data_dir / "gateway" / settings.id / "continuity")
+    folder = log.data_dir / "gateway" / settings.id
+    spool = Spool(folder)
+    rows = ContinuityRows(folder / "continuity")
     http = new_http_session()
     try:
         sender = SpoolSender(spool, new_writer)
@@ -138,10 +141,13 @@ async def running_parts(
             probe_seconds=settings.probe_seconds,
             wait_seconds=settings.engine_wait_seconds,
         )
+        drains = Drains(folder / "drains.json", engines)
         recorder = Recorder(sessions, sender, prompts, settings.broker_grace_ms / 1000)
         retries = Retries(settings.retry_max_bytes, settings.retry_seconds)
         proxy = ModelProxy(settings, secret, spool, sessions, engines, recorder, retries, prompts)
-        parts = Parts(log, settings, spool, sender, sessions, engines, recorder, retries, prompts, proxy)
+        parts = Parts(
+            log, settings, spool, sender, sessions, engines, drains, recorder, retries, prompts, proxy
+        )
         parts.background = tasks = [
             asyncio.create_task(work, name=name)
             for name, work in (

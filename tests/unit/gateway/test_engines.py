@@ -238,6 +238,53 @@ async def test_calls_of_a_session_go_to_one_of_two_engines_until_it_drains(
         assert state["engines"][mine]["draining"]
 
 
+async def test_an_engine_drains_until_somebody_ends_it_whatever_restarts(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    def draining(gateway: RunningGateway) -> set[str]:
+        return {name for name, slot in gateway.parts.engines.slots.items() if slot.is_draining}
+
+    async def drain(gateway: RunningGateway, name: str, *, until_now: bool = False) -> int:
+        body = {"engine_id": name, "is_draining": not until_now}
+        return (await gateway.admin("POST", "/admin/engines/drain", body))[0]
+
+    async with running_engine() as second:
+        urls = f"a={engine.url},b={second.url},c={second.url}"
+        async with running_gateway(tmp_path, urls) as gateway:
+            assert draining(gateway) == set()
+            assert [await drain(gateway, "a"), await drain(gateway, "c")] == [200, 200]
+            await drain(gateway, "c", until_now=True)
+        async with running_gateway(tmp_path, urls) as gateway:
+            assert draining(gateway) == {"a"}
+            await eventually(lambda: not gateway.parts.engines.slots["a"].reason)
+            key = await gateway.open()
+            for number in range(4):
+                assert (await gateway.chat(key, question(str(number))))[0] == 200
+            assert {record.engine_id for record in gateway.log.calls()} <= {"b", "c"}
+            assert await drain(gateway, "b") == 200
+        # Another server under the name: it is not the one that somebody wanted to stop.
+        async with running_gateway(tmp_path, f"a={second.url},b={second.url}") as gateway:
+            assert draining(gateway) == {"b"}
+            assert await drain(gateway, "b", until_now=True) == 200
+        async with running_gateway(tmp_path, urls) as gateway:
+            assert draining(gateway) == set()
+
+
+async def test_a_drain_that_cannot_be_kept_is_refused_and_a_spoilt_file_stops_no_gateway(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    file = tmp_path / "gateway" / "gateway-0" / "drains.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    async with running_gateway(tmp_path, engine.url) as gateway:
+        file.unlink()
+        file.mkdir()  # nothing can take its place
+        (file / "x").touch()
+        status, body = await gateway.admin("POST", "/admin/engines/drain", {"engine_id": "engine-0"})
+        assert (status, body["error"]["code"]) == (503, "spool_error")
+        assert not gateway.parts.engines.slots["engine-0"].is_draining
+
+
 async def test_a_session_that_is_sealed_while_its_call_waits_takes_it_no_more(
     gateway: RunningGateway, engine: FakeEngine
 ) -> None:
