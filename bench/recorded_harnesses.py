@@ -155,6 +155,7 @@ def _session(name: str, requests: Sequence[ModelRequest], renderer: Renderer) ->
             sampling_used={"temperature": 1.0},
             trainable=True,
             engine_id="bench",
+            logprobs_mode="processed_logprobs",
             first_version=BASE_VERSION,
         )
         built = build_records(call, captured, history, last_version=BASE_VERSION, delivery=Delivery.DELIVERED)

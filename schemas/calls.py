@@ -142,7 +142,7 @@ class CallRecord(Event):
     logprobs: FloatColumn
     """[s] natural log-probs of the sampled ids; NaN where the engine gave none."""
     logprobs_mode: str = "processed_logprobs"
-    """Which distribution the log-probs are of (vLLM's --logprobs-mode)."""
+    """Which distribution the log-probs are of (vLLM's --logprobs-mode); `unverified` where nobody saw it."""
     policy: PolicyInterval
     engine_id: str
     engine_request_id: str = ""

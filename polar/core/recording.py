@@ -28,7 +28,6 @@ MAX_RECORD_BYTES = CALLS.max_message_bytes - 4096
 """The topic's limit counts key and headers too."""
 _NO_IDS = TokenText(b"", 0)
 _NO_TOOLS = EncodedTools.of(())
-_LOGPROBS_MODE: str = CallRecord.model_fields["logprobs_mode"].default
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,8 @@ class Dispatched:
     sampling_used: dict[str, Any]
     trainable: bool
     engine_id: str
+    logprobs_mode: str
+    """As the record says it: what the engine was seen to give."""
     first_version: PolicyVersion
     continuity: Continuity | None = None
     prompt: TokenText | None = None
@@ -136,7 +137,7 @@ def _record(
         "continuity": call.continuity,
         "media": (),
         "logprobs": _fit(choice.logprobs, len(sampled)).to_text(),
-        "logprobs_mode": _LOGPROBS_MODE,
+        "logprobs_mode": call.logprobs_mode,
         "policy": {"first": call.first_version, "last": last_version},
         "engine_id": call.engine_id,
         "engine_request_id": captured.engine_request_id,

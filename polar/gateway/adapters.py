@@ -15,7 +15,7 @@ import orjson
 
 from polar.core.rendering import Renderer
 from polar.gateway.engine import EngineBrokenError, EngineClient, EngineDownError, EngineStatusError
-from polar.gateway.probe import EngineFacts, EngineUnfitError, probe
+from polar.gateway.probe import UNVERIFIED, EngineFacts, EngineUnfitError, probe
 from polar.gateway.versions import parse_weight_version
 from schemas.policies import BASE_VERSION, PolicyVersion
 
@@ -122,7 +122,7 @@ class OpenAiAdapter:
                 ) from error
         except (EngineDownError, EngineBrokenError) as error:
             raise EngineUnfitError("engine_down", str(error)) from error
-        return EngineFacts(BASE_VERSION, None, rendering="engine_kind")
+        return EngineFacts(BASE_VERSION, None, rendering="engine_kind", logprobs_mode=UNVERIFIED)
 
     async def weight_version(self) -> PolicyVersion:
         """See EngineAdapter: its weights do not change under a name that we know."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from polar.core.engine_choice import choose_engine
 from polar.errors import EngineError
 from polar.gateway.adapters import EngineAdapter
-from polar.gateway.probe import EngineUnfitError
+from polar.gateway.probe import UNVERIFIED, EngineUnfitError
 from polar.gateway.versions import CurrentPolicy, EngineVersions, Phase
 from schemas.policies import PolicyVersion
 
@@ -56,6 +56,8 @@ class EngineSlot:
     """Longest prompt and answer together, as the engine tells."""
     rendering: str = "not_probed"
     """Why it gets no prompts as ids, in a word; empty when it does."""
+    logprobs_mode: str = UNVERIFIED
+    """Which log-probs it gives, as the probe saw."""
     in_flight: int = 0
     is_draining: bool = False
     """Calls in flight end, new ones go elsewhere."""
@@ -248,7 +250,7 @@ class EnginePool:
             self._wake()
             return
         slot.reason = slot.detail = ""
-        slot.context_tokens = facts.context_tokens
+        slot.context_tokens, slot.logprobs_mode = facts.context_tokens, facts.logprobs_mode
         if facts.rendering != slot.rendering:
             logger.info("engine_id=%s renders %s", slot.engine_id, facts.rendering or "as the gateway does")
         slot.rendering = facts.rendering

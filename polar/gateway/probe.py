@@ -35,6 +35,11 @@ from polar.gateway.versions import parse_weight_version
 from schemas.policies import PolicyVersion
 from schemas.tasks import SamplingSpec
 
+PROCESSED = "processed_logprobs"
+"""vLLM's name of the log-probs that `judge_logprobs` demands."""
+UNVERIFIED = "unverified"
+"""In the place of a name: nobody saw which log-probs an engine gives, so its calls are not trained."""
+
 _TOP = 5
 _SMALLEST_SPREAD = 1e-3
 """Below this the top tokens are as good as equal and a ratio says nothing."""
@@ -68,6 +73,8 @@ class EngineFacts:
     """Longest prompt and answer together; none where the engine does not tell."""
     rendering: str
     """Why prompts cannot be sent as ids; empty when they can."""
+    logprobs_mode: str
+    """Which log-probs it was seen to give; UNVERIFIED where that was not seen."""
 
 
 async def probe(engine: EngineClient, model: str, renderer: Renderer | None) -> EngineFacts:
@@ -91,7 +98,7 @@ async def probe(engine: EngineClient, model: str, renderer: Renderer | None) -> 
         raise EngineUnfitError("engine_down", f"{error}; is it still starting?") from error
     judge_logprobs(engine.engine_id, neutral, warm, bare)
     try:
-        return EngineFacts(parse_weight_version(version), offered[model], rendering)
+        return EngineFacts(parse_weight_version(version), offered[model], rendering, PROCESSED)
     except ValueError as error:
         raise EngineUnfitError("engine_weight_version", f"engine {engine.engine_id}: {error}") from error
 

@@ -265,8 +265,9 @@ class ModelProxy:
         try:
             call = self._sessions.begin(
                 live, request, asyncio.current_task(), trainable=claims.trainable, sampling_used=used,
-                engine_id=slot.engine_id, first_version=slot.versions.settled,
-                messages=messages, tools=tools, continuity=as_continuity(planned), prompt=planned.prompt,
+                engine_id=slot.engine_id, logprobs_mode=slot.logprobs_mode,
+                first_version=slot.versions.settled, messages=messages, tools=tools,
+                continuity=as_continuity(planned), prompt=planned.prompt,
             )  # fmt: skip
         except OSError as error:
             raise unavailable(f"the spool cannot be written: {error}", "spool_error") from error

@@ -36,7 +36,8 @@ def told(case: dict[str, Any]) -> dict[str, Any]:
     call = Dispatched(
         session_id="t/0/0/1", group_id="t", first_seq=1, open_calls=(), request=request,
         messages=EncodedMessages.of(request.messages), tools=EncodedTools.of(request.tools),
-        sampling_used=used, trainable=True, engine_id="engine-0", first_version=BASE_VERSION,
+        sampling_used=used, trainable=True, engine_id="engine-0",
+        logprobs_mode="processed_logprobs", first_version=BASE_VERSION,
     )  # fmt: skip
     (built,) = build_records(
         call, Captured(), SessionHistory(), last_version=BASE_VERSION, delivery=Delivery.CLIENT_ABORTED

@@ -157,7 +157,8 @@ def records(request: ModelRequest, captured: Captured, delivery: Delivery) -> li
     call = Dispatched(
         session_id="t/0/0/1", group_id="t", first_seq=1, open_calls=(), request=request,
         messages=EncodedMessages.of(request.messages), tools=EncodedTools.of(request.tools),
-        sampling_used={"temperature": 1.0}, trainable=True, engine_id="engine-0", first_version=BASE_VERSION,
+        sampling_used={"temperature": 1.0}, trainable=True, engine_id="engine-0",
+        logprobs_mode="processed_logprobs", first_version=BASE_VERSION,
     )  # fmt: skip
     built = build_records(call, captured, SessionHistory(), last_version=BASE_VERSION, delivery=delivery)
     decoded = [decode(each.data, CALLS) for each in built]

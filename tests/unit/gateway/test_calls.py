@@ -7,6 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from polar.core.call_usability import Rebuilt, UsabilityRules, own_reason
 from schemas.calls import Delivery
 from schemas.policies import PolicyVersion
 from schemas.tasks import SamplingSpec
@@ -290,6 +291,23 @@ async def test_reasoning_content_reaches_the_engine_as_reasoning(
     await gateway.chat(key, {"messages": history})
     assert engine.requests[0]["messages"][0] == {"role": "assistant", "content": "A", "reasoning": "R"}
     assert gateway.log.calls()[0].messages.new[0]["reasoning"] == "R"
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "reason"),
+    [("vllm", "processed_logprobs", None), ("openai", "unverified", "logprob_semantics")],
+)
+async def test_records_say_which_log_probs_the_engine_was_seen_to_give(
+    engine: FakeEngine, tmp_path: Path, kind: str, mode: str, reason: str | None
+) -> None:
+    """The second engine gives ids and log-probs, though nobody asked: that proves nothing."""
+    async with running_gateway(tmp_path, engine.url, engine_kind=kind) as gateway:
+        await gateway.chat(await gateway.open())
+        (record,) = gateway.log.calls()
+    assert record.untrainable is None
+    assert record.logprobs_mode == mode
+    rebuilt = Rebuilt(prompt_tokens=len(record.prompt.new_ids))
+    assert own_reason(record, UsabilityRules(), rebuilt) == reason
 
 
 async def test_missing_ids_make_a_call_untrainable(gateway: RunningGateway, engine: FakeEngine) -> None:

@@ -36,7 +36,7 @@ class FakeAdapter:
     async def probe(self) -> EngineFacts:
         if self.unfit:
             raise EngineUnfitError(self.unfit, "as the test says")
-        return EngineFacts(self.runs, None, rendering="no_renderer")
+        return EngineFacts(self.runs, None, rendering="no_renderer", logprobs_mode="processed_logprobs")
 
     async def weight_version(self) -> PolicyVersion:
         return self.runs

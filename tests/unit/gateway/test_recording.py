@@ -45,7 +45,8 @@ def dispatched(
     return Dispatched(
         session_id="t/0/0/1", group_id="t", first_seq=seq, open_calls=(), request=request,
         messages=EncodedMessages.of(request.messages), tools=EncodedTools.of(request.tools),
-        sampling_used={"temperature": 1.0}, trainable=True, engine_id="engine-0", first_version=BASE_VERSION,
+        sampling_used={"temperature": 1.0}, trainable=True, engine_id="engine-0",
+        logprobs_mode="processed_logprobs", first_version=BASE_VERSION,
     )  # fmt: skip
 
 
