@@ -1,52 +1,35 @@
 """Python's collector of reference cycles, so that no call waits for it.
 
-A call makes thousands of objects and next to no cycles; what it leaves (a session's history, answers
-that are kept) lives for long. By default the collector looks through all of that again and again, for
-50 to 150 ms at a time. Here it looks at new objects only, a few at a time, and takes what survives out of its
-sight. Cycles among that are found when nothing is in flight, or after an hour.
+A call makes thousands of objects, and its way through the gateway no cycles; what it leaves (a session's
+history, answers that are kept) lives for long. By default the collector looks through that again and
+again, for 50 to 150 ms at a time, and finds nothing. Here it runs when nothing is in flight, and at the
+latest after ten minutes: what failed calls leave (an error that knows its own frames) waits so long.
 """
 
 import asyncio
 import gc
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-_YOUNG = 10_000
-"""New containers after which they are looked through: about 10 ms, every few hundred calls."""
-_NEVER = 1_000_000
-_LOOK_SECONDS = 60.0
+_LOOK_SECONDS = 10.0
+_IDLE_LOOKS = 6
+"""Looks after which a quiet moment is used."""
 _MOST_LOOKS = 60
-"""After so many minutes all is looked through, calls in flight or not."""
+"""Looks after which it is done in any case."""
 
 
 def calm() -> None:
-    """Set the collector up; once, when everything is loaded."""
+    """Stop the collector; once, when everything is loaded. `sweep_when_idle` does its work from then on."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 1, _NEVER)
-    if _freeze_survivors not in gc.callbacks:
-        gc.callbacks.append(_freeze_survivors)
+    gc.disable()
 
 
-def sweep() -> int:
-    """Look through everything; returns how many objects were part of unreachable cycles."""
-    gc.unfreeze()
-    found = gc.collect()
-    gc.freeze()
-    return found
-
-
-async def sweep_when_idle(is_idle: Callable[[], bool]) -> None:
-    """Sweep in quiet minutes, for ever."""
+async def sweep_when_idle(is_idle: Callable[[], bool], look_seconds: float = _LOOK_SECONDS) -> None:
+    """Collect cycles in quiet moments, for ever."""
     looks = 0
     while True:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(look_seconds)
         looks += 1
-        if is_idle() or looks >= _MOST_LOOKS:
+        if looks >= _MOST_LOOKS or (looks >= _IDLE_LOOKS and is_idle()):
             looks = 0
-            sweep()
-
-
-def _freeze_survivors(phase: str, info: Mapping[str, Any]) -> None:
-    if phase == "stop" and info["generation"] == 1:
-        gc.freeze()
+            gc.collect()
