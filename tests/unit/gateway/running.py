@@ -28,6 +28,7 @@ from schemas.topics import TopicSpec
 
 SECRET = b"0" * 64
 SESSION = "task/0/0/1"
+_TICK_SECONDS = 0.02
 
 
 class FakeLog:
@@ -172,6 +173,18 @@ async def eventually(condition: Any, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - any condition, without a hook in the code
             await asyncio.sleep(0.005)
+
+
+async def within(condition: Any, seconds: float) -> bool:
+    """Whether a condition comes to hold in so much time of the event loop.
+
+    A tick in which a busy machine gave the process no turn counts as one tick, however long it was.
+    """
+    for _ in range(round(seconds / _TICK_SECONDS)):
+        if condition():
+            return True
+        await asyncio.sleep(_TICK_SECONDS)
+    return bool(condition())
 
 
 @asynccontextmanager
