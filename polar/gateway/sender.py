@@ -55,6 +55,7 @@ class SpoolSender:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._syncing: asyncio.Task[None] | None = None
         self._next_sync: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
         self._writer: Writer | None = None
         self.refused = 0
         """Records over the broker's limit: logged and left out, since nothing could send them."""
@@ -67,6 +68,13 @@ class SpoolSender:
 
     async def run(self) -> None:
         """Send for ever. One writer for all tries: it knows what an interrupted try has sent."""
+        try:
+            await self._run()
+        finally:
+            if self._releasing is not None:
+                await asyncio.wait({self._releasing})
+
+    async def _run(self) -> None:
         failures = 0
         async with self._new_writer() as writer:
             self._writer = writer
@@ -132,8 +140,17 @@ class SpoolSender:
         for record in batch:
             if (future := self._waiting.pop(record.id, None)) and not future.done():
                 future.set_result(None)
-        if self._spool.wants_release:
-            await asyncio.to_thread(self._spool.release)
+        if self._spool.wants_release and self._releasing is None:
+            self._releasing = asyncio.create_task(self._release(self._spool.first_needed))
+
+    async def _release(self, first: int) -> None:
+        """Records do not wait for that: the disk may take a tenth of a second for a full segment."""
+        try:
+            await asyncio.to_thread(self._spool.release, first)
+        except OSError as error:
+            logger.warning("sent segments of the spool stay for now: %s", error)
+        finally:
+            self._releasing = None
 
     async def _send_singly(self, writer: Writer, batch: list[SpooledRecord]) -> None:
         for record in batch:

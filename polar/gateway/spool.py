@@ -110,7 +110,7 @@ class Spool:
         for head, blobs in self._journal.frames():
             self._apply(head, blobs)
         self._journal.begin_segment(self._state())
-        self.release()
+        self.release(self.first_needed)
 
     def close(self) -> None:
         """Release the files; what is in them stays."""
@@ -220,14 +220,15 @@ class Spool:
     @property
     def wants_release(self) -> bool:
         """Whether segments stand there in which nothing waits."""
-        return self._journal.oldest < self._first_needed
+        return self._journal.oldest < self.first_needed
 
-    def release(self) -> None:
-        """Delete those segments. Blocks; for a thread. Raises OSError."""
-        self._journal.release(self._first_needed)
+    def release(self, first: int) -> None:
+        """Delete the segments before number `first`. Blocks; for a thread. Raises OSError."""
+        self._journal.release(first)
 
     @property
-    def _first_needed(self) -> int:
+    def first_needed(self) -> int:
+        """Number of the oldest segment in which something waits, or of the one that is written to."""
         return self._waiting[0].blob.segment if self._waiting else self._journal.segment
 
     def _change(self, change: dict[str, Any], data: Sequence[bytes] = ()) -> int:
