@@ -27,12 +27,14 @@ from bench.gateway.measures import (
     direct_target,
     gateway_target,
     memory_of_sessions,
+    recorded_dialects,
     spliced,
     streaming,
     two_workers,
 )
 from bench.gateway.peers import PEERS, start
 from bench.gateway.processes import Process, stop_all
+from bench.gateway.recorded import fixtures
 from bench.gateway.session_log import record_cpu_us, session_on_the_log
 from bench.gateway.workload import LOADS, SessionLoad
 from bench.record import parser, record
@@ -234,7 +236,17 @@ def _sizes(report: Report, target: Target, direct: Target, calls: int, rounds: i
 
 
 def _dialects(report: Report, target: Target, calls: int, rounds: int) -> None:
-    """The same conversation from clients of each dialect, in the same rounds as chat."""
+    """First requests of real programs where they are given, each beside a chat request of its size; else
+    the same conversation from clients of each dialect. In the same rounds as chat."""
+    folder = fixtures()
+    if folder is not None:
+        seen = report.attempt(
+            "dialects, recorded", ["dialects"],
+            lambda: recorded_dialects(target, folder, calls=calls, in_flight=_IN_FLIGHT, rounds=rounds),
+        )  # fmt: skip
+        if seen is not None:
+            report.figures["dialects"] = seen
+        return
     targets = [target, *(replace(target, name=name, dialect=name) for name in _DIALECTS)]
     seen = report.attempt(
         "dialects", ["dialects"],
@@ -243,7 +255,11 @@ def _dialects(report: Report, target: Target, calls: int, rounds: int) -> None:
     if seen is not None:
         chat = seen[target.name].cpu_us
         report.figures["dialects"] = {"chat": {"cpu_us_per_call": chat, "ratio": 1.0}} | {
-            name: {"cpu_us_per_call": seen[name].cpu_us, "ratio": seen[name].cpu_us / chat}
+            name: {
+                "request": "made up: POLAR_FIXTURES_DIR names no recorded ones",
+                "cpu_us_per_call": seen[name].cpu_us,
+                "ratio": seen[name].cpu_us / chat,
+            }
             for name in _DIALECTS
         }
 

@@ -11,12 +11,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from bench.gateway.deployment import Broker, Gateway, MockEngine
-from bench.gateway.load import Timings, closed_loop, open_loop, request
+from bench.gateway.load import CHAT_PATH, Timings, closed_loop, open_loop, request
 from bench.gateway.processes import Process
+from bench.gateway.recorded import read_recorded
 from bench.gateway.workload import LOADS, Load, continuing_request, first_request, in_dialect
 from polar.kafka.writer import LogWriter
 from schemas.topics import DEAD_LETTERS
@@ -36,10 +38,12 @@ class Target:
     dialect: str = "chat"
     calls: int | None = None
     """Calls a round, where it is too slow for as many as the others get."""
+    own: tuple[str, bytes] | None = None
+    """(path, body) that it is asked in place of the load's."""
 
     def requests(self, body: bytes, count: int) -> list[bytes]:
         """`count` calls, each with a key of its own."""
-        path, body = in_dialect(self.dialect, body)
+        path, body = self.own or in_dialect(self.dialect, body)
         return [request(self.port, body, key=key, path=path) for key in self.keys(count)]
 
     def cpu_seconds(self) -> float:
@@ -102,6 +106,31 @@ def closed_loops(
             p99_ms=statistics.median(quantile(timings.seconds, 0.99) for _, timings in results),
         )
         for name, results in seen.items()
+    }
+
+
+def recorded_dialects(
+    target: Target, folder: Path, *, calls: int, in_flight: int, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """By dialect: a real program's first request, and what a chat request of its size costs."""
+    load = LOADS["5k"]
+    recorded = read_recorded(folder, load)
+    targets = []
+    for name, pair in recorded.items():
+        targets += [
+            replace(target, name=name, own=(pair.path, pair.body)),
+            replace(target, name=f"chat like {name}", own=(CHAT_PATH, pair.chat_body)),
+        ]
+    seen = closed_loops(targets, load, calls=calls, in_flight=in_flight, rounds=rounds)
+    return {
+        name: {
+            "request": f"recorded of {pair.program}",
+            "bytes": len(pair.body),
+            "cpu_us_per_call": seen[name].cpu_us,
+            "chat_cpu_us_per_call": seen[f"chat like {name}"].cpu_us,
+            "ratio": seen[name].cpu_us / seen[f"chat like {name}"].cpu_us,
+        }
+        for name, pair in recorded.items()
     }
 
 
