@@ -4,7 +4,8 @@ Recording, authentication and (with a tokenizer) continuity are on. The log is A
 KAFKA_HOME is set, else the embedded broker. The gateway has one processor for itself as far as the
 machine is ours; engine, load and broker share another. CPU a call is of the gateway's whole process
 tree and moves little on a busy machine; wall times do. `rps_per_core` is 1 s / CPU a call, and the
-ratios to other gateways are ratios of that. What could not be measured is null, with its reason
+ratios to other gateways are ratios of that. All sessions send the same first request, as those of a
+group do; `cpu_us_per_unseen_call` is one whose messages the gateway never saw. What could not be measured is null, with its reason
 under `reasons`.
 """
 
@@ -31,6 +32,7 @@ from bench.gateway.measures import (
     spliced,
     streaming,
     two_workers,
+    unseen_calls,
 )
 from bench.gateway.peers import PEERS, start
 from bench.gateway.processes import Process, stop_all
@@ -150,6 +152,7 @@ def measure(
                 if peer in {process for one in peers.values() for process in one.processes}:
                     peer.stop()
                     running.remove(peer)
+            _unseen(report, target, calls, rounds)
             _sizes(report, target, direct, calls, rounds)
             _dialects(report, target, calls, rounds)
             if takes_ids:
@@ -217,6 +220,15 @@ def _throughput(
         figures["throughput_c1"] = {name: closed.figures() for name, closed in alone.items()}
 
 
+def _unseen(report: Report, target: Target, calls: int, rounds: int) -> None:
+    """What a call costs whose messages are new to the gateway: those of `cpu_us_per_call` are not."""
+    key = "cpu_us_per_unseen_call"
+    report.figures[key] = report.attempt(
+        "first calls with new messages", [key],
+        lambda: unseen_calls(target, LOADS["5k"], calls=calls, in_flight=_IN_FLIGHT, rounds=rounds),
+    )  # fmt: skip
+
+
 def _try(peer: Target) -> object:
     """A few calls, so that one that cannot serve does not end the comparison."""
     return closed_loops([replace(peer, calls=4)], LOADS["5k"], calls=4, in_flight=2, rounds=1)
@@ -228,7 +240,7 @@ def _sizes(report: Report, target: Target, direct: Target, calls: int, rounds: i
         seen = report.attempt(
             f"first calls of {LOADS[name].request_kb} KB", [],
             lambda name=name, share=share: closed_loops(
-                [target, direct], LOADS[name], calls=max(20, calls // share), in_flight=8, rounds=rounds
+                [target, direct], LOADS[name], calls=max(20, calls // share), in_flight=_IN_FLIGHT, rounds=rounds
             ),
         )  # fmt: skip
         if seen is not None:
@@ -270,7 +282,7 @@ def _splices(report: Report, gateway: Gateway, calls: int, rounds: int) -> None:
         report.figures[key] = report.attempt(
             f"continuing calls at {name}", [key],
             lambda name=name, share=share: spliced(
-                gateway, LOADS[name], calls=max(20, calls // share), in_flight=8, rounds=rounds
+                gateway, LOADS[name], calls=max(20, calls // share), in_flight=_IN_FLIGHT, rounds=rounds
             ),
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from bench.gateway.deployment import Broker, Gateway, MockEngine
 from bench.gateway.load import CHAT_PATH, Timings, closed_loop, open_loop, request
 from bench.gateway.processes import Process
 from bench.gateway.recorded import read_recorded
-from bench.gateway.workload import LOADS, Load, continuing_request, first_request, in_dialect
+from bench.gateway.workload import LOADS, Load, continuing_request, first_request, in_dialect, unlike
 from polar.kafka.writer import LogWriter
 from schemas.topics import DEAD_LETTERS
 
@@ -132,6 +132,20 @@ def recorded_dialects(
         }
         for name, pair in recorded.items()
     }
+
+
+def unseen_calls(target: Target, load: Load, *, calls: int, in_flight: int, rounds: int) -> float:
+    """CPU microseconds of first calls of which the gateway has seen no message before, only the tools."""
+    body = first_request(load)
+    cpu = []
+    for number in range(rounds):
+        bodies = [unlike(body, number * calls + call) for call in range(calls)]
+        keys = zip(bodies, target.keys(calls), strict=True)
+        requests = [request(target.port, each, key=key) for each, key in keys]
+        before = target.cpu_seconds()
+        run(closed_loop(target.port, requests, in_flight), target.name)
+        cpu.append(1e6 * (target.cpu_seconds() - before) / calls)
+    return statistics.median(cpu)
 
 
 def added_latency(

@@ -114,6 +114,12 @@ def first_request(
     return _dump(body)
 
 
+def unlike(body: bytes, number: int) -> bytes:
+    """A request of nearly the same size in which every message is another one."""
+    body = body.replace(b'"content":"', b'"content":"%06d ' % number)
+    return body.replace(b"/repo/src/", b"/r%06d/" % number)
+
+
 def continuing_request(load: Load) -> bytes:
     """The call behind `first_request` of the same load: the answer, and a tool result of 100 tokens."""
     body = json.loads(first_request(load))
