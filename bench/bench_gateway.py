@@ -5,8 +5,8 @@ KAFKA_HOME is set, else the embedded broker. The gateway has one processor for i
 machine is ours; engine, load and broker share another. CPU a call is of the gateway's whole process
 tree and moves little on a busy machine; wall times do. `rps_per_core` is 1 s / CPU a call, and the
 ratios to other gateways are ratios of that. All sessions send the same first request, as those of a
-group do; `cpu_us_per_unseen_call` is one whose messages the gateway never saw. What could not be measured is null, with its reason
-under `reasons`.
+group do; `cpu_us_per_unseen_call` is one whose messages the gateway never saw. What could not be
+measured is null, with its reason under `reasons`.
 """
 
 import os
@@ -240,7 +240,8 @@ def _sizes(report: Report, target: Target, direct: Target, calls: int, rounds: i
         seen = report.attempt(
             f"first calls of {LOADS[name].request_kb} KB", [],
             lambda name=name, share=share: closed_loops(
-                [target, direct], LOADS[name], calls=max(20, calls // share), in_flight=_IN_FLIGHT, rounds=rounds
+                [target, direct], LOADS[name],
+                calls=max(20, calls // share), in_flight=_IN_FLIGHT, rounds=rounds,
             ),
         )  # fmt: skip
         if seen is not None:

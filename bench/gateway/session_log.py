@@ -13,12 +13,12 @@ from bench.gateway.load import Client, request
 from bench.gateway.workload import SessionLoad, ids
 from polar.core.dialects.engine_answer import load_call
 from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
-from polar.core.token_text import TokenText
+from polar.core.token_text import sound
 from polar.kafka.reader import read_all_raw
 from schemas.base import canonical_json
 from schemas.calls import CallRecord
 from schemas.codec import decode
-from schemas.columns import TokenColumn
+from schemas.columns import TokenTextColumn
 from schemas.topics import CALLS
 
 _ZSTD = 4
@@ -49,8 +49,7 @@ def session_on_the_log(broker: Broker, gateway: Gateway, load: SessionLoad) -> d
 def record_cpu_us(load: SessionLoad) -> float:
     """CPU a call for its ids: read from the engine's bytes, delta-encoded, compressed, remembered."""
     history = SessionHistory()
-    tools = history.tools(EncodedTools.of(()))
-    messages = EncodedMessages.of(())
+    tools, messages = EncodedTools.of(()), EncodedMessages.of(())
     everything = ids(0, load.last_prompt + load.sampled)
     answers = []
     for call in range(load.calls):
@@ -61,12 +60,12 @@ def record_cpu_us(load: SessionLoad) -> float:
     begun = time.thread_time()
     for seq, data in enumerate(answers, start=1):
         body = load_call(data)
-        prompt, sampled = body["prompt_token_ids"], body["choices"][0]["token_ids"]
-        column, packed = history.pack(prompt), TokenColumn(sampled)
-        delta = history.prompt(column)
-        cramjam.zstd.compress(_ids_text(delta.new_ids, packed), level=_LEVEL)
-        known = TokenText.of(sampled, behind=prompt.text)
-        history.remember(seq, column, packed, known.text, messages, tools)
+        prompt, sampled = body["prompt_token_ids"], sound(body["choices"][0]["token_ids"])
+        delta = history.prompt(prompt)
+        if delta is None or sampled is None:
+            raise RuntimeError("these are no ids")
+        cramjam.zstd.compress(delta.new.text + sampled.text, level=_LEVEL)
+        history.remember(seq, prompt.followed_by(sampled), messages, tools)
     return 1e6 * (time.thread_time() - begun) / load.calls
 
 
@@ -94,7 +93,7 @@ def _ids_bytes(record: CallRecord) -> int:
     return len(cramjam.zstd.compress(_ids_text(record.prompt.new_ids, record.sampled_ids), level=_LEVEL))
 
 
-def _ids_text(prompt: TokenColumn, sampled: TokenColumn) -> bytes:
+def _ids_text(prompt: TokenTextColumn, sampled: TokenTextColumn) -> bytes:
     """The part of a record's JSON that is ids."""
     columns = {"new_ids": prompt, "sampled_ids": sampled}
     return canonical_json({name: column.to_text() for name, column in columns.items()})

@@ -13,6 +13,7 @@ import pytest
 from bench.gateway.deployment import MockEngine
 from bench.gateway.load import Client, closed_loop, open_loop, request
 from bench.gateway.recorded import PROGRAMS, fixtures, read_recorded
+from bench.gateway.session_log import SessionLoad, record_cpu_us
 from bench.gateway.workload import LOADS, MODEL, continuing_request, first_request, ids, in_dialect, text
 from polar.core.dialects.engine_answer import load_call
 from polar.core.dialects.engine_body import engine_body
@@ -169,3 +170,7 @@ def test_the_given_recordings_can_be_read() -> None:
         asks = DIALECTS[name].parse_request(pair.body, {}, "m")
         assert "[[prompt=5000 sampled=200" in str(asks.messages[-1]["content"])
         assert asks.tools
+
+
+def test_ids_of_a_session_cost_something() -> None:
+    assert record_cpu_us(SessionLoad(calls=3, first_prompt=100, last_prompt=400, sampled=20)) > 0
