@@ -60,9 +60,9 @@ def record_cpu_us(load: SessionLoad) -> float:
     begun = time.thread_time()
     for seq, data in enumerate(answers, start=1):
         body = load_call(data)
-        prompt, sampled = body["prompt_token_ids"], sound(body["choices"][0]["token_ids"])
-        delta = history.prompt(prompt)
-        if delta is None or sampled is None:
+        prompt, sampled = sound(body["prompt_token_ids"]), sound(body["choices"][0]["token_ids"])
+        delta = None if prompt is None else history.prompt(prompt)
+        if prompt is None or delta is None or sampled is None:
             raise RuntimeError("these are no ids")
         cramjam.zstd.compress(delta.new.text + sampled.text, level=_LEVEL)
         history.remember(seq, prompt.followed_by(sampled), messages, tools)
