@@ -184,14 +184,18 @@ class LogWriter:
 
     async def _begin(self, records: Sequence[Record], sends: list[asyncio.Future[Any]]) -> None:
         """Hand records to the producer, in order; adds a future for each to `sends`."""
+        found = [self._earlier(*record) for record in records]
+        known = [earlier for earlier in found if earlier is not None]
+        if len(known) == len(records):
+            sends += known
+            return
         seconds = self._settings.send_timeout_seconds
         loop = asyncio.get_running_loop()
-        topic, size = records[0][0] if records else DEAD_LETTERS, 0
+        topic, size = records[0][0], 0
         try:
             async with asyncio.timeout(seconds) as limit, self._order:
                 await self._connected.wait()
-                for topic, key, value, headers in records:
-                    earlier = self._earlier(topic, key, value, headers)
+                for (topic, key, value, headers), earlier in zip(records, found, strict=True):
                     if earlier is not None:
                         sends.append(earlier)
                         continue

@@ -195,6 +195,14 @@ async def test_a_broken_producer_is_replaced(producers: list[Producer]) -> None:
     assert len(producers[1].sent) == 1
 
 
+async def test_where_nothing_is_sent_no_broker_is_waited_for(producers: list[Producer]) -> None:
+    Producer.starts = [KafkaConnectionError()] * 9
+    async with LogWriter(SETTINGS) as writer:
+        assert await writer.write_many([]) == []
+        assert not writer.is_connected
+    assert not any(producer.sent for producer in producers)
+
+
 async def test_without_a_broker_it_says_what_to_type() -> None:
     with pytest.raises(SettingsError, match="POLAR_BOOTSTRAP_SERVERS"):
         async with LogWriter(LogSettings(bootstrap_servers="")):
