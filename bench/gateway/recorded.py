@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gateway.workload import Load, first_request, mark, text
+from bench.gateway.workload import Load, dump, first_request, mark, text
 
 PROGRAMS: Mapping[str, str] = {"responses": "codex", "messages": "claude", "google": "gemini"}
 """Dialect → whose requests are taken for it."""
@@ -62,7 +62,7 @@ def _begins_a_session(exchange: dict[str, Any], dialect: str) -> bool:
 
 def _body(recorded: dict[str, Any], wish: str) -> bytes:
     """The recorded body, whole again, with the mock engine's wish behind its last message."""
-    raw = json.dumps(recorded, ensure_ascii=False, separators=(",", ":"))
+    raw = dump(recorded).decode()
     body = json.loads(_PLACEHOLDER.sub(lambda m: json.dumps(_prose(m[1], int(m[2])))[1:-1], raw))
     body.pop("stream", None)
     if "contents" in body:
@@ -71,7 +71,7 @@ def _body(recorded: dict[str, Any], wish: str) -> bytes:
         _add_text(body["messages"][-1], {"type": "text", "text": wish})
     else:
         _add_text(body["input"][-1], {"type": "input_text", "text": wish})
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    return dump(body)
 
 
 def _add_text(message: dict[str, Any], part: dict[str, Any]) -> None:
@@ -89,12 +89,8 @@ def _prose(name: str, size: int) -> str:
 def _chat_of_size(size: int, load: Load) -> bytes:
     """A first chat request of exactly so many bytes."""
     made = json.loads(first_request(Load(max(1, size // 1000 - 1), load.prompt, load.sampled)))
-    missing = size - len(_dump(made))
+    missing = size - len(dump(made))
     if missing < 0:
         raise LookupError(f"no chat request is as small as {size} bytes")
     made["messages"][0]["content"] += "x" * missing
-    return _dump(made)
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return dump(made)

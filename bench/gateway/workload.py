@@ -99,7 +99,7 @@ def first_request(
     messages: list[dict[str, Any]] = [{"role": "system", "content": text(0, 1500)}]
     body = {"model": model, "messages": messages, "tools": tools(), "stream": stream, "max_tokens": 4096}
     at, number = 1500, 0
-    missing = load.request_kb * 1000 - len(_dump(body)) - len(_dump(ending))
+    missing = load.request_kb * 1000 - len(dump(body)) - len(dump(ending))
     while missing > 400:
         piece = text(at, at + 600)[: missing - 300]
         number += 1
@@ -109,9 +109,9 @@ def first_request(
         ]
         messages += turn
         at = (at + 600) % 60_000
-        missing -= len(_dump(turn))
+        missing -= len(dump(turn))
     messages.append(ending)
-    return _dump(body)
+    return dump(body)
 
 
 def unlike(body: bytes, number: int) -> bytes:
@@ -127,7 +127,7 @@ def continuing_request(load: Load) -> bytes:
         {"role": "assistant", "content": text(load.prompt, load.prompt + load.sampled)},
         {"role": "user", "content": text(0, 100)},
     ]
-    return _dump(body)
+    return dump(body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class SessionLoad:
 
     def body(self, messages: list[dict[str, Any]]) -> bytes:
         """A call of the session."""
-        return _dump({"model": MODEL, "messages": messages, "tools": tools()[:4]})
+        return dump({"model": MODEL, "messages": messages, "tools": tools()[:4]})
 
 
 def _tool_call(number: int) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def in_dialect(name: str, body: bytes) -> tuple[str, bytes]:
         asked["tools"] = [{"type": "function", **function} for function in functions]
         for turn in turns:
             asked["input"] += _response_items(turn)
-        return "/v1/responses", _dump(asked)
+        return "/v1/responses", dump(asked)
     if name == "messages":
         asked = {"model": MODEL, "max_tokens": 4096, "system": [{"type": "text", "text": system}]}
         asked["tools"] = [
@@ -192,7 +192,7 @@ def in_dialect(name: str, body: bytes) -> tuple[str, bytes]:
             for f in functions
         ]
         asked["messages"] = [_anthropic_message(turn) for turn in turns]
-        return "/v1/messages", _dump(asked)
+        return "/v1/messages", dump(asked)
     declared = [
         {"name": f["name"], "description": f["description"], "parametersJsonSchema": f["parameters"]}
         for f in functions
@@ -202,7 +202,7 @@ def in_dialect(name: str, body: bytes) -> tuple[str, bytes]:
         "contents": [_google_content(turn) for turn in turns],
         "tools": [{"functionDeclarations": declared}],
     }
-    return f"/v1beta/models/{MODEL}:generateContent", _dump(asked)
+    return f"/v1beta/models/{MODEL}:generateContent", dump(asked)
 
 
 def _response_items(turn: dict[str, Any]) -> list[dict[str, Any]]:
@@ -259,5 +259,6 @@ def _google_content(turn: dict[str, Any]) -> dict[str, Any]:
     return {"role": role, "parts": [{"text": turn["content"]}]}
 
 
-def _dump(value: Any) -> bytes:
+def dump(value: Any) -> bytes:
+    """JSON as most clients write it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

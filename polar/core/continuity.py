@@ -127,6 +127,7 @@ class _Planner:
         self._marks = HistoryMarks(
             asked.messages, asked.encoded, call_ids=sees_call_ids(renderer), known=marks
         )
+        self._before = self._marks.before if table.calls else {}
         self._options = template_options(asked.fields)
         self._reason = self._local_reason()
         self._tools = _tools_digest(asked.encoded_tools, self._options)
@@ -142,7 +143,7 @@ class _Planner:
             self._known.thought_before = self._thinks_on(parent, at)
         twin = next((call for call in reversed(twins) if call.trunk is not None), None)
         if twin is not None and not self._reason:
-            basis = Basis(twin.seq, twin.prompt_tokens, twin.prompt_size)
+            basis = Basis(twin.seq, twin.prompt_size)
             self._known.parent = twin.parent
             self._known.thought_before = twin.thought_before
             return self._planned("retry", "repeated", prompt=twin.prompt, parent=twin.parent, basis=basis)
@@ -156,10 +157,10 @@ class _Planner:
     def _parent(self) -> tuple[KnownCall | None, int]:
         """The last call of this history whose answer stands in it, and where; or (None, -1)."""
         messages = self._asked.messages
-        for at in reversed(self._marks.before) if self._table.calls else ():
+        for at in reversed(self._before):
             if messages[at]["role"] != "assistant":
                 continue
-            calls = self._same(self._table.at(self._marks.before[at]))
+            calls = self._same(self._table.at(self._before[at]))
             if not calls:
                 continue
             mark = self._marks.mark(at)
@@ -173,7 +174,7 @@ class _Planner:
 
     def _dropped_answer(self, at: int) -> Relation | None:
         """Whether an answer later than the parent's belongs into this history and is not there."""
-        for index, name in self._marks.before.items() if self._table.calls else ():
+        for index, name in self._before.items():
             if index > at:
                 for call in self._same(self._table.at(name)):
                     return "truncated" if call.answer is None else "edited"
@@ -217,7 +218,7 @@ class _Planner:
         if kept < len(sampled):
             known = parent.prompt.followed_by(TokenText.of(sampled[:kept]))
         return self._planned(
-            relation, "spliced", parent=parent.seq, basis=Basis(parent.seq, len(known), len(known.text)),
+            relation, "spliced", parent=parent.seq, basis=Basis(parent.seq, len(known.text)),
             cut_tokens=len(sampled) - kept, prompt=known.followed_by(TokenText.of(tail)),
         )  # fmt: skip
 

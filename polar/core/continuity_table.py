@@ -40,10 +40,8 @@ class Basis:
     """The known ids that a prompt begins with."""
 
     seq: int
-    tokens: int
-    """Leading ids of that call's prompt + sampled."""
     size: int
-    """Bytes of their text."""
+    """Bytes of text of leading ids of that call's prompt + sampled."""
 
 
 @dataclass(slots=True)
@@ -176,7 +174,7 @@ class ContinuityTable:
                 text = base.trunk.text[:shared] + new
             lost += text is None and new is not None
             ids = None if text is None else TokenText(text)
-            self.add(call, ids, None if base_seq is None else Basis(base_seq, 0, shared))
+            self.add(call, ids, None if base_seq is None else Basis(base_seq, shared))
         return lost
 
     def _insert(self, call: KnownCall) -> None:

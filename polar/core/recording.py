@@ -64,17 +64,14 @@ class RecordedCall:
     prompt: TokenText
     """Empty where no ids are known."""
     sampled: TokenText
+    ids: TokenText
+    """Both."""
     delivery: Delivery
     untrainable: str | None
     finish_reason: str | None
     error: str
     data: bytes
     """Equal to `encode` of the record that it reads as."""
-
-    @property
-    def ids(self) -> TokenText:
-        """Prompt + sampled."""
-        return self.prompt.followed_by(self.sampled)
 
 
 def build_records(
@@ -163,7 +160,10 @@ def _record(
         "tools": _tools(call.tools, in_full=not knows_tools),
     }  # fmt: skip
     data = _encode(plain, texts)
-    made = RecordedCall(seq, index, prompt, sampled, delivery, untrainable, choice.finish_reason, error, data)
+    made = RecordedCall(
+        seq, index, prompt, sampled, prompt.followed_by(sampled), delivery, untrainable,
+        choice.finish_reason, error, data,
+    )  # fmt: skip
     if len(data) > MAX_RECORD_BYTES:
         return _without_texts(made, call, plain, texts)
     history.remember(seq, made.ids, call.messages, call.tools)
@@ -232,7 +232,7 @@ def recorded(record: CallRecord) -> RecordedCall:
     """A record that was made whole."""
     sampled = TokenText.of(record.sampled_ids.tolist())
     return RecordedCall(
-        record.seq, record.choice_index, _NO_IDS, sampled, record.delivery, record.untrainable,
+        record.seq, record.choice_index, _NO_IDS, sampled, sampled, record.delivery, record.untrainable,
         record.finish_reason, record.error, encode(record),
     )  # fmt: skip
 

@@ -44,12 +44,6 @@ class TokenText(Sequence[int]):
             return more if not self.text else self
         return TokenText(self.text + b"," + more.text, len(self) + len(more))
 
-    def behind(self, text: bytes, size: int) -> "TokenText":
-        """The ids behind the first `size`, whose text is `text`."""
-        if not text:
-            return self
-        return TokenText(self.text[len(text) + 1 :], self._size - size if self._size >= 0 else -1)
-
     def begins_with(self, text: bytes) -> bool:
         """Whether the first ids are those of a text."""
         return self.text.startswith(text) and self.text[len(text) : len(text) + 1] in (b"", b",")

@@ -146,7 +146,7 @@ class Answer:
 
         def left() -> None:
             self._own = None
-            self._leave(client, "the client disconnected")
+            self._leave(client)
 
         connection.on_lost.add(left)
         try:
@@ -184,7 +184,7 @@ class Answer:
             if watch is not None:
                 watch.stop()
             connection.on_lost.discard(client.wake.set)
-            self._leave(client, "the client disconnected")
+            self._leave(client)
 
     async def sign_of_life(self, client: "_Client") -> None:
         """Show a client of a stream that the gateway lives."""
@@ -192,13 +192,13 @@ class Answer:
         await client.send_part(self._dialect.keep_alive)
         self.keep_alives += 1
 
-    def _leave(self, client: "_Client", why: str) -> None:
+    def _leave(self, client: "_Client") -> None:
         self._clients.discard(client)
         self._room.set()
         if not self._clients and not self.is_whole and not self.is_over:
             self.is_abandoned = True
             if self._maker is not None:
-                self._maker.cancel(why)
+                self._maker.cancel("the client disconnected")
 
     async def _send_new(self, client: "_Client") -> None:
         """Everything that the client has not got; its end too when the answer is over."""

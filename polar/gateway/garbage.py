@@ -24,11 +24,11 @@ def calm() -> None:
     gc.disable()
 
 
-async def sweep_when_idle(is_idle: Callable[[], bool], look_seconds: float = _LOOK_SECONDS) -> None:
+async def sweep_when_idle(is_idle: Callable[[], bool]) -> None:
     """Collect cycles in quiet moments, for ever."""
     looks = 0
     while True:
-        await asyncio.sleep(look_seconds)
+        await asyncio.sleep(_LOOK_SECONDS)
         looks += 1
         if looks >= _MOST_LOOKS or (looks >= _IDLE_LOOKS and is_idle()):
             looks = 0

@@ -114,7 +114,7 @@ class SpoolSender:
         Raises OSError when the disk refuses.
         """
         future = self._future_of(record_id)
-        if future is not None and not await _done_within(future, grace_seconds):
+        if future is not None and not (await asyncio.wait({future}, timeout=grace_seconds))[0]:
             await self._synced()
 
     async def drained(self) -> None:
@@ -183,25 +183,6 @@ class SpoolSender:
             await asyncio.wait({running})
         self._syncing, self._next_sync = self._next_sync, None
         await asyncio.to_thread(self._spool.fsync)
-
-
-async def _done_within(future: asyncio.Future[None], seconds: float) -> bool:
-    """Whether it is done before so many seconds; never cancels it. What asyncio.wait does, for one future."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def end(_: object = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    timer = loop.call_later(seconds, end)
-    future.add_done_callback(end)
-    try:
-        await waiter
-    finally:
-        timer.cancel()
-        future.remove_done_callback(end)
-    return future.done()
 
 
 async def _write(writer: Writer, records: Sequence[SpooledRecord]) -> None:

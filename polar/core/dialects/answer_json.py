@@ -66,12 +66,10 @@ def clean(logprob: Any) -> float:
 
 
 def _cleaned(values: list[float | None]) -> Logprobs:
-    try:
-        if min(values, default=0.0) > _NO_LOGPROB and max(values, default=0.0) < math.inf:  # type: ignore[type-var, operator]
-            return Logprobs(values)  # type: ignore[arg-type]
-    except TypeError:
-        pass  # there is none among them
-    return Logprobs(map(clean, values))
+    """See `clean`; mostly there is nothing to clean, which is seen at once."""
+    given = [value for value in values if value is not None]
+    all_good = min(given, default=0.0) > _NO_LOGPROB and max(given, default=0.0) < math.inf
+    return Logprobs(given if all_good and len(given) == len(values) else map(clean, values))
 
 
 def _cut_ids(data: bytes) -> tuple[TokenText | None, bytes]:

@@ -34,7 +34,7 @@ def load_object(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"the request body is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise RequestError("the request body must be a JSON object")
-    if _may_be_deep(raw) and _deeper_than(fields, MAX_NESTING):
+    if _is_too_deep(raw, fields):
         raise RequestError(f"the request body is nested deeper than {MAX_NESTING} levels")
     return fields
 
@@ -42,7 +42,7 @@ def load_object(raw: bytes) -> dict[str, Any]:
 def load_value(raw: bytes) -> Any:
     """One value of a body. Raises ValueError, also where it is nested too deep."""
     value = orjson.loads(raw)
-    if _may_be_deep(raw) and _deeper_than(value, MAX_NESTING):
+    if _is_too_deep(raw, value):
         raise ValueError("nested too deep")
     return value
 
@@ -79,14 +79,11 @@ def read_choices(value: Any, name: str) -> int:
 _WORDS: Mapping[type, str] = {str: "text", dict: "JSON object", list: "list", int: "whole number"}
 
 
-def _may_be_deep(raw: bytes) -> bool:
-    """Whether there are as many brackets as a value needs that is nested too deep."""
-    return len(raw) > 2 * MAX_NESTING and raw.count(b"{") + raw.count(b"[") > MAX_NESTING
-
-
-def _deeper_than(value: Any, limit: int) -> bool:
-    """Whether lists and objects are nested deeper; orjson finds out, at 255 levels."""
-    for _ in range(_ENCODER_LEVELS - limit):
+def _is_too_deep(raw: bytes, value: Any) -> bool:
+    """Whether lists and objects are nested too deep; orjson finds out, at 255 levels."""
+    if raw.count(b"{") + raw.count(b"[") <= MAX_NESTING:
+        return False
+    for _ in range(_ENCODER_LEVELS - MAX_NESTING):
         value = [value]
     try:
         orjson.dumps(value)

@@ -6,7 +6,6 @@ messages are recognised by their bytes. Equal bytes mean equal messages; what is
 checked as it would be alone. Bounded in bytes, the longest unseen are forgotten first.
 """
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,10 @@ from typing import Any
 import msgspec
 
 from polar.core.dialects.body import load_value
-from polar.core.session_history import EncodedMessages, EncodedTools
-from schemas.base import canonical_json
+from polar.core.session_history import MAX_TOOL_LISTS, EncodedMessages, EncodedTools
 
 MAX_BYTES = 64 * 1024 * 1024
 """Of the messages' own text; in memory they are a few times as large."""
-MAX_TOOL_LISTS = 64
 _body = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -45,7 +42,7 @@ def split(raw: bytes) -> SplitBody | None:
         messages = [bytes(item) for item in _list.decode(parts.pop("messages"))]
         tools = bytes(parts.pop("tools", b""))
         fields = {name: load_value(bytes(part)) for name, part in parts.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, ValueError):
+    except (msgspec.MsgspecError, KeyError, ValueError):
         return None
     return SplitBody(fields, messages, tools)
 
@@ -96,8 +93,8 @@ class SeenMessages:
             self._messages.move_to_end(item)
             return seen
         message = self.read(load_value(item), index)
-        text = canonical_json(message)
-        seen = self._messages[item] = _Seen(message, text, hashlib.sha256(text).digest(), len(item))
+        encoded = EncodedMessages.of((message,))
+        seen = self._messages[item] = _Seen(message, encoded.texts[0], encoded.marks[0], len(item))
         self._size += len(item)
         while self._size > MAX_BYTES:
             self._size -= self._messages.popitem(last=False)[1].size
