@@ -60,6 +60,15 @@ def test_what_was_seen_before_changes_nothing(found: list[Any], indented: bool) 
             assert each.encoded_tools() == EncodedTools.of(each.tools)
 
 
+def test_system_messages_that_are_moved_are_encoded_as_they_stand_then() -> None:
+    body = {"messages": [{"role": role, "content": role} for role in ("system", "user", "system")]}
+    request = read(ChatDialect(), json.dumps(body).encode())
+    assert isinstance(request, ModelRequest)
+    moved = system_first(request)
+    assert moved.messages != request.messages
+    assert moved.encoded_messages() == EncodedMessages.of(moved.messages)
+
+
 @pytest.mark.parametrize(
     "raw",
     [

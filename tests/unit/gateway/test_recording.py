@@ -51,7 +51,11 @@ def dispatched(
 
 
 def built(
-    call: Dispatched, prompt: list[Any], sampled: list[Any], history: SessionHistory, **choice: Any
+    call: Dispatched,
+    prompt: list[Any] | TokenText,
+    sampled: list[Any],
+    history: SessionHistory,
+    **choice: Any,
 ) -> CallRecord:
     captured = Captured(
         prompt_ids=prompt, usage={"prompt_tokens": len(prompt), "completion_tokens": len(sampled)}
@@ -138,6 +142,15 @@ def test_ids_that_are_none_make_a_call_untrainable(prompt: list[Any], sampled: l
     record = built(dispatched(1, [{"role": "user", "content": "x"}]), prompt, sampled, SessionHistory())
     assert record.untrainable == "ids_incomplete"
     assert len(record.sampled_ids) == len(record.logprobs)
+
+
+@pytest.mark.parametrize("known", [[], [1, 2]])
+def test_a_text_that_holds_no_ids_makes_a_call_untrainable(known: list[int]) -> None:
+    history = SessionHistory()
+    messages = [{"role": "user", "content": "x"}]
+    built(dispatched(1, messages), known, [3], history)
+    record = built(dispatched(2, messages), TokenText(b'1,2,3,"a"'), [1], history)
+    assert (record.untrainable, record.prompt.new_ids.tolist()) == ("ids_incomplete", [])
 
 
 def test_log_probs_that_lack_are_nan() -> None:
