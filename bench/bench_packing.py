@@ -1,8 +1,12 @@
 """Packing: how full rows are, and what a batch computes, for each builder and two row sizes.
 
-A batch is GROUPS groups of a preset, a new task each, for prefix_tree; FEW_GROUPS of them for the other
-builders, which compute up to 30 times as much. All figures are token counts and do not depend on
-the machine, but `seconds`, the process time of packing.
+A batch is GROUPS groups of a preset, a new task each, for prefix_tree: 512 or 1,024 rollouts, as a step
+of GRPO on agents takes; FEW_GROUPS of them for the other builders, which compute up to 30 times as
+much. All figures are token counts and do not depend on the machine, but `seconds`, the process time of
+packing.
+
+How full rows are depends on a batch's rollouts. So `row_fill_of_batches` has BATCHES batches for each target
+(TARGETS), each with tasks of its own, and the `row_fill` of all presets is the mean of deep-agent's.
 
 `row_fill`: tokens of the rows over rows x row size; ancestors that a row repeats are tokens that it
 computes, and are told apart as `repeated_over_unique`. `unique`: distinct (prefix, token) pairs on
@@ -16,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -38,23 +43,34 @@ from schemas.rewards import Reward, reward_id
 from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 
-GROUPS = 16
+GROUPS = 64
 FEW_GROUPS = 1
+BATCHES = 5
 ROWS = {"32k": 32_768, "128k": 131_072}
 BUILDERS: tuple[Builder, ...] = ("prefix_tree", "prefix_merging", "per_request")
 RANKS = 8
+TARGETS = {"polar-swe": "32k", "deep-agent": "128k"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and record; `argv` without the program's name."""
     options = parser("packing", __doc__)
     options.add_argument("--groups", type=int, default=GROUPS, help="groups of a batch")
+    options.add_argument("--batches", type=int, default=BATCHES, help="batches whose row fill is told")
     chosen = options.parse_args(argv)
     presets = {name: measured(name, chosen.groups) for name in PRESETS}
+    fills = {
+        name: [
+            presets[name][size]["prefix_tree"]["row_fill"],
+            *(row_fill(name, size, chosen.groups, number) for number in range(1, chosen.batches)),
+        ]
+        for name, size in TARGETS.items()
+    }
     record(
         "packing",
         {
-            "row_fill": presets["deep-agent"]["row_fill"],
+            "row_fill": fmean(fills["deep-agent"]),
+            "row_fill_of_batches": fills,
             "computed_over_unique": presets["tau2-like"]["computed_over_unique"],
             "groups": chosen.groups,
             "presets": presets,
@@ -86,6 +102,15 @@ def measured(name: str, count: int) -> dict[str, Any]:
             "polar_merging": total([judge(polar_merging(each), each) for each in first.members]),
         },
     }
+
+
+def row_fill(name: str, size: str, groups: int, number: int) -> float:
+    """Of batch `number` of a preset, in rows of a size; packed by prefix_tree."""
+    loads = (make_group(name, groups * number + at) for at in range(groups))
+    manifest, _ = batch([scored(load) for load in loads], "prefix_tree", ROWS[size])
+    found = manifest.metrics["row_fill"]
+    assert isinstance(found, float)
+    return found
 
 
 def scored(load: GroupLoad) -> ScoredGroup:

@@ -65,6 +65,8 @@ def _rounded(value: Any) -> Any:
     """Three decimals, or four significant digits of what is smaller than that."""
     if isinstance(value, Mapping):
         return {str(key): _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
     if isinstance(value, float):
         return round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}")
     return value

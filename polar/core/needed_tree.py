@@ -70,6 +70,19 @@ class NeededTree:
                 found[node] = found[self.children[node][0]]
         return found
 
+    def branch_heads(self, tokens: int) -> list[int]:
+        """[n] the topmost node at or above each whose whole branch is at most `tokens` large; the node
+        itself without one."""
+        sizes = list(self.lengths)
+        for node in range(len(self) - 1, -1, -1):
+            if self.parents[node] >= 0:
+                sizes[self.parents[node]] += sizes[node]
+        heads = list(range(len(self)))
+        for node, parent in enumerate(self.parents):
+            if parent >= 0 and sizes[heads[parent]] <= tokens:
+                heads[node] = heads[parent]
+        return heads
+
 
 def needed_tree(paths: TreePaths, ends: Iterable[Place]) -> NeededTree:
     """What the paths that end at `ends` cover; time in proportion to the runs that they touch."""

@@ -27,7 +27,7 @@ from schemas.batches import Builder, PackedRow
 from schemas.groups import ScoredGroup
 from schemas.trees import ListedItem
 
-ALGORITHM = "pack-2"
+ALGORITHM = "pack-3"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 The tree is cut with the least repeated ancestors (polar.core.tree_cutting) and the parts are packed
 whole. Then rows are given up, one after the other: the branches of one are laid into the gaps of the others,
-whole where they fit, else some here and some there. That may repeat ancestors, so the row goes whose
-branches repeat the fewest, and at most MAX_REPEATED of all tokens are spent: a row that is not full
-leaves ranks idle, a repeated token costs for sure.
+whole where they fit, else some here and some there; where that finds no more, rows are dealt out anew
+(polar.core.row_search). Both may repeat ancestors, so the row goes whose branches repeat the fewest, and
+at most MAX_REPEATED of all tokens are spent: a row that is not full leaves ranks idle, a repeated token
+costs for sure.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 from polar.core.bin_filling import fill_bins, fullest
 from polar.core.needed_tree import NeededTree
-from polar.core.tree_cutting import Part, cut
+from polar.core.row_search import with_fewer_rows
+from polar.core.tree_cutting import Part, cut, least_tokens
 
 MAX_REPEATED = 0.01
 """Tokens that may be repeated for the sake of fewer rows, as a share of all."""
@@ -33,7 +35,13 @@ def fill_rows(tree: NeededTree, budget: int) -> list[Part]:
         )
         for members in bins
     ]
-    return _Gaps(tree, budget, rows).fill()
+    allowed = int(sum(row.tokens for row in rows) * (1 + MAX_REPEATED))
+    filled = _Gaps(tree, budget, rows).fill(allowed)
+    fitting = [row for row in filled if row.tokens <= budget]
+    longer = [row for row in filled if row.tokens > budget]
+    beyond = sum(row.tokens for row in longer)
+    fewest = -(-(least_tokens(tree, budget) - beyond) // budget)
+    return [*longer, *with_fewer_rows(tree, budget, fitting, allowed=allowed - beyond, fewest=fewest)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +61,11 @@ class _Gaps:
         self._budget = budget
         self._rows = rows
         self._covered = [tree.covered(row.leaves) for row in rows]
-        self._head_of = _heads(tree, budget // _UNIT)
+        self._head_of = tree.branch_heads(budget // _UNIT)
 
-    def fill(self) -> list[Part]:
-        """The rows that are left when none can be given up any more."""
+    def fill(self, allowed: int) -> list[Part]:
+        """The rows that are left when none can be given up any more, with at most `allowed` tokens."""
         tokens = sum(row.tokens for row in self._rows)
-        allowed = int(tokens * (1 + MAX_REPEATED))
         while len(self._rows) > -(-tokens // self._budget):
             found = self._cheapest(allowed - tokens)
             if found is None:
@@ -145,17 +152,3 @@ class _Gaps:
                 most = tokens
                 best = taken, fork, tokens + stem
         return best
-
-
-def _heads(tree: NeededTree, tokens: int) -> list[int]:
-    """[nodes] the topmost node at or above it whose whole branch is at most `tokens` large; itself
-    without one."""
-    sizes = list(tree.lengths)
-    for node in range(len(tree) - 1, -1, -1):
-        if tree.parents[node] >= 0:
-            sizes[tree.parents[node]] += sizes[node]
-    heads = list(range(len(tree)))
-    for node, parent in enumerate(tree.parents):
-        if parent >= 0 and sizes[heads[parent]] <= tokens:
-            heads[node] = heads[parent]
-    return heads

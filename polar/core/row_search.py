@@ -1,0 +1,263 @@
+"""Rows of a batch → fewer rows, by dealing out pairs of rows anew.
+
+A row is given up: its leaves go where they cost least, and rows may be too full from then on. Then two
+rows at a time are dealt out anew: all ways to deal up to FREE of their branches are weighed, and one
+is drawn with the odds 2^(-cost / temperature). That is Gibbs sampling over pairs of rows, cooled as in
+simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983). The cost of a way is the tokens of both rows,
+where tokens beyond the budget count more. Where no row is too full any more, the search goes on at
+the lowest temperature for a while, to repeat fewer ancestors.
+
+Deterministic on every machine: costs and odds are integers, draws come from a fixed seed.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.core.needed_tree import NeededTree
+from polar.core.tree_cutting import Part
+
+FREE = 8
+"""Branches of a pair of rows that are dealt out at once, in 2^FREE ways."""
+STEPS = 200
+"""Pairs that are dealt out anew for each row, in one try to do with a row less."""
+MOST_STEPS = 60_000
+"""The same for all rows together: about three seconds."""
+_UNIT = 16
+"""A branch of at most the budget divided by this is dealt out whole."""
+_HEATS = ((20, 16), (50, 24), (50, 16))
+"""What is tried, one after the other: (cost of a token beyond the budget, in repeated tokens; how many times
+less than the room that a row has left the first temperature is, in tokens beyond the budget)."""
+_COOLINGS = 3
+"""The temperature is halved so many times during a try."""
+_COLDEST = 256
+"""The last temperature is so many times less than the first."""
+_SETTLING, _LONGEST_SETTLING = 5, 60
+"""Pairs for each row that are dealt out at the last temperature: at least, and at most while too much is
+repeated."""
+_NEAR = 16
+"""Leaves so close in the depth-first order are likely to share ancestors."""
+_WALK = 64
+"""Looking at so many nodes takes as long as dealing a pair of rows with few."""
+_OCTAVE = 32
+_ODDS = np.array([*(round(2 ** (20 - at / _OCTAVE)) for at in range(21 * _OCTAVE)), 0])
+"""[cost * _OCTAVE // temperature] odds; the last entry is for all that costs more."""
+
+
+def with_fewer_rows(
+    tree: NeededTree, budget: int, rows: Sequence[Part], *, allowed: int, fewest: int
+) -> list[Part]:
+    """The leaves of `rows` in as few rows as a search finds, in the order that it leaves.
+
+    `rows`: none above `budget`. `allowed`: most tokens of all rows that are returned, if rows were given up.
+    `fewest`: a number of rows that need not be tried to go below.
+    """
+    best = [row.leaves for row in rows]
+    heats = iter(_HEATS)
+    heat = next(heats)
+    while len(best) > max(fewest, 1):
+        search = _Search(tree, budget, best)
+        if search.give_one_up(allowed, *heat):
+            best = [row.leaves for row in search.rows]
+            continue
+        tried = next(heats, None)
+        if tried is None:
+            break
+        heat = tried
+    return [Part(sorted(leaves), _Row(tree, leaves).tokens) for leaves in best]
+
+
+class _Row:
+    """Some leaves with all their ancestors."""
+
+    __slots__ = ("_tree", "leaves", "tokens", "uses")
+
+    def __init__(self, tree: NeededTree, leaves: Iterable[int]) -> None:
+        self._tree = tree
+        self.leaves: list[int] = []
+        self.tokens = 0
+        self.uses: dict[int, int] = {}
+        """Covered children of each covered node; 1 for a leaf."""
+        for leaf in leaves:
+            self.add(leaf)
+
+    def add(self, leaf: int) -> None:
+        self.leaves.append(leaf)
+        node = leaf
+        while node >= 0:
+            before = self.uses.get(node, 0)
+            self.uses[node] = before + 1
+            if before:
+                return
+            self.tokens += self._tree.lengths[node]
+            node = self._tree.parents[node]
+
+    def remove(self, leaf: int) -> None:
+        self.leaves.remove(leaf)
+        node = leaf
+        while node >= 0:
+            after = self.uses.pop(node) - 1
+            if after:
+                self.uses[node] = after
+                return
+            self.tokens -= self._tree.lengths[node]
+            node = self._tree.parents[node]
+
+    def missing(self, leaf: int) -> int:
+        """Tokens that a leaf would add."""
+        tokens, node = 0, leaf
+        while node >= 0 and node not in self.uses:
+            tokens += self._tree.lengths[node]
+            node = self._tree.parents[node]
+        return tokens
+
+
+class _Search:
+    """One try to do with a row less: rows while it is under way, and where each leaf is."""
+
+    def __init__(self, tree: NeededTree, budget: int, rows: Sequence[Sequence[int]]) -> None:
+        self.rows = [_Row(tree, leaves) for leaves in rows]
+        self._tree = tree
+        self._budget = budget
+        self._price = 1
+        """Cost of a token beyond the budget."""
+        self._random = random.Random(0)  # noqa: S311 -- equal batches give equal rows
+        self._heads = tree.branch_heads(budget // _UNIT)
+        self._order = sorted(leaf for leaves in rows for leaf in leaves)
+        self._rank = {leaf: at for at, leaf in enumerate(self._order)}
+        self._row_of: dict[int, int] = {}
+        self._overfull: dict[int, None] = {}
+        """Rows above the budget; a dict, because a set has no order."""
+
+    def give_one_up(self, allowed: int, price: int, coolness: int) -> bool:
+        """Whether one row less was enough, with at most `allowed` tokens; see _HEATS."""
+        room = self._budget - sum(row.tokens for row in self.rows) // (len(self.rows) - 1)
+        if room < 0:
+            return False
+        self._price = price
+        self._give_up(min(range(len(self.rows)), key=lambda at: self.rows[at].tokens))
+        hottest = price * room // coolness
+        steps = min(STEPS * len(self.rows), MOST_STEPS)
+        done = 0
+        while self._overfull and done < steps:
+            done += self._step(hottest >> done * (_COOLINGS + 1) // steps)
+        return not self._overfull and self._settle(allowed, hottest // _COLDEST)
+
+    def _settle(self, allowed: int, temperature: int) -> bool:
+        done, tokens = 0, allowed + 1
+        least, most = _SETTLING * len(self.rows), _LONGEST_SETTLING * len(self.rows)
+        while done < least or (done < most and (tokens > allowed or self._overfull)):
+            done += self._step(temperature)
+            tokens = sum(row.tokens for row in self.rows)
+        return tokens <= allowed and not self._overfull
+
+    def _give_up(self, at: int) -> None:
+        leaves = self.rows.pop(at).leaves
+        for leaf in sorted(leaves, key=lambda leaf: -self._tree.end(leaf)):
+            into = min(range(len(self.rows)), key=lambda row: self._cost_with(self.rows[row], leaf))
+            self.rows[into].add(leaf)
+            self._note(into)
+        self._row_of = {leaf: row for row, each in enumerate(self.rows) for leaf in each.leaves}
+
+    def _cost_with(self, row: _Row, leaf: int) -> int:
+        missing = row.missing(leaf)
+        return missing + self._price * max(0, missing - max(0, self._budget - row.tokens))
+
+    def _note(self, at: int) -> None:
+        if self.rows[at].tokens > self._budget:
+            self._overfull[at] = None
+        else:
+            self._overfull.pop(at, None)
+
+    def _draw(self, count: int) -> int:
+        return int(self._random.random() * count)
+
+    def _step(self, temperature: int) -> int:
+        """Deal a pair of rows anew; the time that it took, in pairs with few nodes."""
+        one, other = self._pair()
+        if one == other:
+            return 1
+        walked = self._deal_anew(one, other, max(1, temperature))
+        self._note(one)
+        self._note(other)
+        return 1 + walked // _WALK
+
+    def _pair(self) -> tuple[int, int]:
+        """Two rows, or one twice: mostly one is too full; half of the time leaves of both lie close."""
+        if self._overfull and self._draw(4):
+            one = list(self._overfull)[self._draw(len(self._overfull))]
+        else:
+            one = self._draw(len(self.rows))
+        leaves = self.rows[one].leaves
+        if leaves and self._draw(2):
+            near = self._rank[leaves[self._draw(len(leaves))]] + self._draw(2 * _NEAR + 1) - _NEAR
+            return one, self._row_of[self._order[near % len(self._order)]]
+        return one, self._draw(len(self.rows))
+
+    def _deal_anew(self, one: int, other: int, temperature: int) -> int:
+        """Draw a way to deal out some branches of two rows; the nodes that were looked at."""
+        first, second = self.rows[one], self.rows[other]
+        units: dict[tuple[int, int], list[int]] = {}
+        for at in (one, other):
+            for leaf in self.rows[at].leaves:
+                units.setdefault((self._heads[leaf], at), []).append(leaf)
+        free = list(units.values())
+        is_all = len(free) <= FREE
+        while len(free) > FREE:
+            free.pop(self._draw(len(free)))
+        for unit in free:
+            for leaf in unit:
+                self.rows[self._row_of[leaf]].remove(leaf)
+        under, walked = self._nodes_under(free, first, second)
+        below = np.fromiter(under.values(), np.int64, len(under))
+        lengths = self._tree.lengths
+        # Whole numbers far below 2^53: exact in any order of summing.
+        of_first = np.array([0.0 if node in first.uses else lengths[node] for node in under])
+        of_second = np.array([0.0 if node in second.uses else lengths[node] for node in under])
+        ways = _ways(len(free), is_all=is_all)
+        to_first = first.tokens + ((ways[:, None] & below) != 0) @ of_first
+        to_second = second.tokens + ((~ways[:, None] & below) != 0) @ of_second
+        way = int(ways[self._drawn(to_first, to_second, temperature)])
+        for number, unit in enumerate(free):
+            at = one if way >> number & 1 else other
+            for leaf in unit:
+                self.rows[at].add(leaf)
+                self._row_of[leaf] = at
+        return walked
+
+    def _nodes_under(
+        self, units: Sequence[Sequence[int]], first: _Row, second: _Row
+    ) -> tuple[dict[int, int], int]:
+        """(by node on a path of `units` that not both rows hold: the bits of the units below it; nodes
+        that were looked at)."""
+        under: dict[int, int] = {}
+        walked = 0
+        for number, unit in enumerate(units):
+            bit = 1 << number
+            for leaf in unit:
+                node = leaf
+                while node >= 0 and not (node in first.uses and node in second.uses):
+                    bits = under.get(node, 0)
+                    if bits & bit:
+                        break
+                    under[node] = bits | bit
+                    node = self._tree.parents[node]
+                    walked += 1
+        return under, walked
+
+    def _drawn(self, first: NDArray[np.float64], second: NDArray[np.float64], temperature: int) -> int:
+        beyond = np.maximum(first - self._budget, 0) + np.maximum(second - self._budget, 0)
+        cost = first + second + self._price * beyond
+        places = (cost - cost.min()) * _OCTAVE // temperature
+        odds = _ODDS[np.minimum(places, len(_ODDS) - 1).astype(np.int64)].cumsum()
+        return int(odds.searchsorted(self._draw(int(odds[-1])), side="right"))
+
+
+@cache
+def _ways(units: int, *, is_all: bool) -> NDArray[np.int64]:
+    """The sets of units, as bits, that the first row may get; one of two mirrored ones where the rows
+    hold nothing else."""
+    return np.arange(1 << max(0, units - is_all))
