@@ -26,4 +26,5 @@ def create_app(log: LogSettings, settings: PackerSettings) -> FastStream:
         (GROUPS, BATCHES, POLICIES),
         group_id=f"{log.topic_prefix}.packer",
         start_at_beginning=(POLICIES,),
+        in_thread=True,
     )

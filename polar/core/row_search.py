@@ -10,9 +10,7 @@ the lowest temperature for a while, to repeat fewer ancestors.
 Deterministic on every machine: costs and odds are integers, draws come from a fixed seed.
 """
 
-import random
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +20,15 @@ from polar.core.tree_cutting import Part
 
 FREE = 8
 """Branches of a pair of rows that are dealt out at once, in 2^FREE ways."""
-STEPS = 200
-"""Pairs that are dealt out anew for each row, in one try to do with a row less."""
-MOST_STEPS = 60_000
-"""The same for all rows together: about three seconds."""
+STEPS = 400
+"""Pairs that are dealt out anew for each row, in one try to reach a number of rows."""
+MOST_STEPS = 120_000
+"""The same for all rows together: about five seconds."""
 _UNIT = 16
 """A branch of at most the budget divided by this is dealt out whole."""
-_HEATS = ((20, 16), (50, 24), (50, 16))
-"""What is tried, one after the other: (cost of a token beyond the budget, in repeated tokens; how many times
-less than the room that a row has left the first temperature is, in tokens beyond the budget)."""
+_TRIES = ((20, 16), (50, 24))
+"""What is tried, one after the other, each with other draws: (what a token beyond the budget costs, in
+repeated tokens; how many times less than the room of a row the first temperature is, in such tokens)."""
 _COOLINGS = 3
 """The temperature is halved so many times during a try."""
 _COLDEST = 256
@@ -40,8 +38,11 @@ _SETTLING, _LONGEST_SETTLING = 5, 60
 repeated."""
 _NEAR = 16
 """Leaves so close in the depth-first order are likely to share ancestors."""
+RIVALS = 2
 _WALK = 64
 """Looking at so many nodes takes as long as dealing a pair of rows with few."""
+_TOUCHED = np.array([[float(way & bits != 0) for way in range(1 << FREE)] for bits in range(1 << FREE)])
+"""[bits of branches, way] 1 where a row that gets the branches of a way gets one of those of `bits`."""
 _OCTAVE = 32
 _ODDS = np.array([*(round(2 ** (20 - at / _OCTAVE)) for at in range(21 * _OCTAVE)), 0])
 """[cost * _OCTAVE // temperature] odds; the last entry is for all that costs more."""
@@ -56,18 +57,18 @@ def with_fewer_rows(
     `fewest`: a number of rows that need not be tried to go below.
     """
     best = [row.leaves for row in rows]
-    heats = iter(_HEATS)
-    heat = next(heats)
-    while len(best) > max(fewest, 1):
-        search = _Search(tree, budget, best)
-        if search.give_one_up(allowed, *heat):
-            best = [row.leaves for row in search.rows]
-            continue
-        tried = next(heats, None)
-        if tried is None:
+    for count in range(len(rows) - 1, max(fewest, 1) - 1, -1):
+        # From `rows` each time: rows that were found already repeat more.
+        tries = (_Search(tree, budget, rows, number) for number in range(len(_TRIES)))
+        found = next((each for each in tries if each.reach(count, allowed)), None)
+        if found is None:
             break
-        heat = tried
+        best = [row.leaves for row in found.rows]
     return [Part(sorted(leaves), _Row(tree, leaves).tokens) for leaves in best]
+
+
+_Tokens = NDArray[np.float64]
+"""[ways] tokens of a row."""
 
 
 class _Row:
@@ -118,29 +119,32 @@ class _Row:
 class _Search:
     """One try to do with a row less: rows while it is under way, and where each leaf is."""
 
-    def __init__(self, tree: NeededTree, budget: int, rows: Sequence[Sequence[int]]) -> None:
-        self.rows = [_Row(tree, leaves) for leaves in rows]
+    def __init__(self, tree: NeededTree, budget: int, rows: Sequence[Part], number: int) -> None:
+        self.rows = [_Row(tree, row.leaves) for row in rows]
         self._tree = tree
         self._budget = budget
-        self._price = 1
-        """Cost of a token beyond the budget."""
-        self._random = random.Random(0)  # noqa: S311 -- equal batches give equal rows
+        self._price, self._coolness = _TRIES[number]
+        self._state = number
+        """Of the draws; see `_draw`."""
         self._heads = tree.branch_heads(budget // _UNIT)
-        self._order = sorted(leaf for leaves in rows for leaf in leaves)
+        self._order = sorted(leaf for row in rows for leaf in row.leaves)
         self._rank = {leaf: at for at, leaf in enumerate(self._order)}
         self._row_of: dict[int, int] = {}
         self._overfull: dict[int, None] = {}
         """Rows above the budget; a dict, because a set has no order."""
 
-    def give_one_up(self, allowed: int, price: int, coolness: int) -> bool:
-        """Whether one row less was enough, with at most `allowed` tokens; see _HEATS."""
-        room = self._budget - sum(row.tokens for row in self.rows) // (len(self.rows) - 1)
+    def reach(self, count: int, allowed: int) -> bool:
+        """Whether so many rows are enough, with at most `allowed` tokens."""
+        room = self._budget - sum(row.tokens for row in self.rows) // count
         if room < 0:
             return False
-        self._price = price
-        self._give_up(min(range(len(self.rows)), key=lambda at: self.rows[at].tokens))
-        hottest = price * room // coolness
-        steps = min(STEPS * len(self.rows), MOST_STEPS)
+        while len(self.rows) > count:
+            self._give_up(min(range(len(self.rows)), key=lambda at: self.rows[at].tokens))
+        for at, row in enumerate(self.rows):
+            self._row_of.update(dict.fromkeys(row.leaves, at))
+            self._note(at)
+        hottest = self._price * room // self._coolness
+        steps = min(STEPS * count, MOST_STEPS)
         done = 0
         while self._overfull and done < steps:
             done += self._step(hottest >> done * (_COOLINGS + 1) // steps)
@@ -157,10 +161,7 @@ class _Search:
     def _give_up(self, at: int) -> None:
         leaves = self.rows.pop(at).leaves
         for leaf in sorted(leaves, key=lambda leaf: -self._tree.end(leaf)):
-            into = min(range(len(self.rows)), key=lambda row: self._cost_with(self.rows[row], leaf))
-            self.rows[into].add(leaf)
-            self._note(into)
-        self._row_of = {leaf: row for row, each in enumerate(self.rows) for leaf in each.leaves}
+            min(self.rows, key=lambda row: self._cost_with(row, leaf)).add(leaf)
 
     def _cost_with(self, row: _Row, leaf: int) -> int:
         missing = row.missing(leaf)
@@ -173,7 +174,9 @@ class _Search:
             self._overfull.pop(at, None)
 
     def _draw(self, count: int) -> int:
-        return int(self._random.random() * count)
+        """0 … count - 1 by Knuth's linear congruential generator MMIX: equal batches give equal rows."""
+        self._state = (self._state * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) % 2**64
+        return (self._state >> 32) * count >> 32
 
     def _step(self, temperature: int) -> int:
         """Deal a pair of rows anew; the time that it took, in pairs with few nodes."""
@@ -195,7 +198,8 @@ class _Search:
         if leaves and self._draw(2):
             near = self._rank[leaves[self._draw(len(leaves))]] + self._draw(2 * _NEAR + 1) - _NEAR
             return one, self._row_of[self._order[near % len(self._order)]]
-        return one, self._draw(len(self.rows))
+        rivals = [self._draw(len(self.rows)) for _ in range(RIVALS)]
+        return one, min(rivals, key=lambda at: self.rows[at].tokens)
 
     def _deal_anew(self, one: int, other: int, temperature: int) -> int:
         """Draw a way to deal out some branches of two rows; the nodes that were looked at."""
@@ -212,15 +216,21 @@ class _Search:
             for leaf in unit:
                 self.rows[self._row_of[leaf]].remove(leaf)
         under, walked = self._nodes_under(free, first, second)
-        below = np.fromiter(under.values(), np.int64, len(under))
         lengths = self._tree.lengths
+        added = np.array(
+            [
+                [0 if node in first.uses else lengths[node] for node in under],
+                [0 if node in second.uses else lengths[node] for node in under],
+            ],
+            dtype=np.float64,
+        )
         # Whole numbers far below 2^53: exact in any order of summing.
-        of_first = np.array([0.0 if node in first.uses else lengths[node] for node in under])
-        of_second = np.array([0.0 if node in second.uses else lengths[node] for node in under])
-        ways = _ways(len(free), is_all=is_all)
-        to_first = first.tokens + ((ways[:, None] & below) != 0) @ of_first
-        to_second = second.tokens + ((~ways[:, None] & below) != 0) @ of_second
-        way = int(ways[self._drawn(to_first, to_second, temperature)])
+        tokens = added @ _TOUCHED.take(list(under.values()), axis=0)
+        last = (1 << len(free)) - 1
+        # Of two mirrored ways one is enough where the rows hold nothing else.
+        ways = last // 2 + 1 if is_all else last + 1
+        to_second = second.tokens + tokens[1, last::-1]
+        way = self._drawn(first.tokens + tokens[0, :ways], to_second[:ways], temperature)
         for number, unit in enumerate(free):
             at = one if way >> number & 1 else other
             for leaf in unit:
@@ -248,16 +258,9 @@ class _Search:
                     walked += 1
         return under, walked
 
-    def _drawn(self, first: NDArray[np.float64], second: NDArray[np.float64], temperature: int) -> int:
+    def _drawn(self, first: _Tokens, second: _Tokens, temperature: int) -> int:
         beyond = np.maximum(first - self._budget, 0) + np.maximum(second - self._budget, 0)
         cost = first + second + self._price * beyond
         places = (cost - cost.min()) * _OCTAVE // temperature
         odds = _ODDS[np.minimum(places, len(_ODDS) - 1).astype(np.int64)].cumsum()
         return int(odds.searchsorted(self._draw(int(odds[-1])), side="right"))
-
-
-@cache
-def _ways(units: int, *, is_all: bool) -> NDArray[np.int64]:
-    """The sets of units, as bits, that the first row may get; one of two mirrored ones where the rows
-    hold nothing else."""
-    return np.arange(1 << max(0, units - is_all))

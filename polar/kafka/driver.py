@@ -19,7 +19,8 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -69,7 +70,10 @@ class Stage:
         name: str,
         start_at_beginning: Sequence[TopicSpec] = (),
         tick_seconds: float = 1.0,
+        in_thread: bool = False,
     ) -> None:
+        """`in_thread`: for a core that may work for seconds. The event loop goes on meanwhile, so that the
+        consumer group hears from its member."""
         self.settings = settings
         self.core = core
         self.counts: Counter[str] = Counter()
@@ -81,6 +85,9 @@ class Stage:
         self._topics = topics
         self._from_beginning = {topic.suffix for topic in start_at_beginning}
         self._tick_seconds = tick_seconds
+        self._in_thread = in_thread
+        self._shown: Metrics | None = None
+        """The core's metrics while it works in a thread."""
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._consumer: Any = None
@@ -110,7 +117,7 @@ class Stage:
             lag = 0
         return {
             **{name: float(value) for name, value in self.counts.items()},
-            **self.core.metrics(),
+            **(self.core.metrics() if self._shown is None else self._shown),
             "lag_records": float(lag),
             "catching_up_partitions": float(len(self._catching_up)),
             "holes": float(self._gaps.holes),
@@ -207,7 +214,7 @@ class Stage:
                     outputs += await self._one(raw)
                     # Heartbeats, and what else runs beside the core, get their turn.
                     await asyncio.sleep(0)
-                outputs += self._caught_up()
+                outputs += await self._caught_up()
                 await self._publisher.publish(outputs, raws)
                 self._last_sign_of_life = time.monotonic()
             if self._gaps.is_waiting:
@@ -255,20 +262,35 @@ class Stage:
             await self._publisher.refuse(raw, error.reason, error.detail)
             return []
         try:
-            return self.core.on_record(record, time.time())
+            return await self._work(lambda: self.core.on_record(record, time.time()))
         except TooManyOpenKeysError:
             raise
         except Exception as error:  # one bad record must not stop the others
             logger.exception("%s/%d@%d", record.partition.topic, record.partition.number, record.offset)
             return [DeadLettered(record, "stage_error", f"{type(error).__name__}: {error}")]
 
-    def _caught_up(self) -> list[Output]:
+    async def _caught_up(self) -> list[Output]:
         outputs: list[Output] = []
         reached = {p for p, end in self._catching_up.items() if self._next[p] >= end}
         for partition in sorted(reached):
             del self._catching_up[partition]
-            outputs += self.core.on_caught_up(partition, time.time())
+            outputs += await self._work(partial(self.core.on_caught_up, partition, time.time()))
         return outputs
+
+    async def _work(self, work: Callable[[], list[Output]]) -> list[Output]:
+        """What a step of the core returns. The core is never left working: a cancellation waits for it."""
+        if not self._in_thread:
+            return work()
+        self._shown = dict(self.core.metrics())
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait({working})
+            working.exception()  # the one that ends the stage is the cancellation
+            raise
+        finally:
+            self._shown = None
 
     # -- time ---------------------------------------------------------------------------
 
@@ -282,7 +304,9 @@ class Stage:
                 if self.failed.is_set():
                     return
                 self._notice_quiet()
-                await self._publisher.publish([*self._caught_up(), *self.core.on_tick(time.time())], {})
+                outputs = await self._caught_up()
+                outputs += await self._work(lambda: self.core.on_tick(time.time()))
+                await self._publisher.publish(outputs, {})
                 await self._commit()
             await self._check_life()
 

@@ -66,12 +66,13 @@ def stage_app(
     start_at_beginning: Sequence[TopicSpec] = (),
     tick_seconds: float = 1.0,
     also_run: Sequence[AlsoRun] = (),
+    in_thread: bool = False,
 ) -> StageApp:
     """The app of one stage: ONE batch subscriber over all topics, so that the range assignor brings
     equal partitions to the same member. Members of one `group_id` share the partitions; it must differ
     between deployments on one broker. Topics in `start_at_beginning` are read from their first
     record at every start and never committed. `also_run`: tasks beside it, given its writer; one
-    that fails ends the app.
+    that fails ends the app. `in_thread`: the core may work for seconds, see Stage.
 
     `app.stage.metrics()` are its counters and gauges.
     """
@@ -86,6 +87,7 @@ def stage_app(
         name=group_id,
         start_at_beginning=start_at_beginning,
         tick_seconds=tick_seconds,
+        in_thread=in_thread,
     )
     subscriber = broker.subscriber(
         *(topic.named(settings.topic_prefix) for topic in topics), group_id=group_id,

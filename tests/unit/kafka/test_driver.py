@@ -1,6 +1,7 @@
 """The driver of a stage against a consumer and a writer that only note what happens."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -314,3 +315,58 @@ async def test_an_output_over_its_limit_is_listed_and_the_others_leave(
     assert (letter.source_topic, letter.source_offset, letter.reason) == ("group-events.v1", -1, "too_large")
     assert (key, value) == (b"g", encode(sealed("r0.0")))
     assert stage.failure is None
+
+
+class SlowCore(Core):
+    """Works a while, as a packer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_working = False
+        self.started, self.go_on = threading.Event(), threading.Event()
+
+    def on_record(self, record: LogRecord, now: float) -> list[Output]:
+        self.is_working = True
+        self.started.set()
+        assert self.go_on.wait(20)
+        self.is_working = False
+        return super().on_record(record, now)
+
+    def metrics(self) -> Mapping[str, float]:
+        assert not self.is_working, "the core was looked at while it worked"
+        return super().metrics()
+
+
+async def test_the_loop_goes_on_while_a_slow_core_works(ranges: dict[Partition, tuple[int, int]]) -> None:
+    core, consumer = SlowCore(), PositionsOnly({tp(0): 0})
+    stage, writes = make(core, in_thread=True)
+    await stage.assigned(consumer, [tp(0)])
+    processing = asyncio.create_task(stage.process(consumer.fetch([fetched(0), fetched(1)])))
+    assert await asyncio.to_thread(core.started.wait, 10)
+    for _ in range(5):  # what runs beside it: heartbeats, metrics
+        await asyncio.sleep(0)
+        assert stage.metrics()["open_keys"] == 3
+    assert not processing.done()
+    core.go_on.set()
+    await processing
+    assert core.calls == ["0@0", "0@1"]
+    assert len(writes.events) == 2
+    assert stage.failure is None
+
+
+async def test_a_stage_that_is_cancelled_leaves_no_core_working(
+    ranges: dict[Partition, tuple[int, int]],
+) -> None:
+    core, consumer = SlowCore(), PositionsOnly({tp(0): 0})
+    stage, writes = make(core, in_thread=True)
+    await stage.assigned(consumer, [tp(0)])
+    processing = asyncio.create_task(stage.process(consumer.fetch([fetched(0)])))
+    assert await asyncio.to_thread(core.started.wait, 10)
+    processing.cancel()
+    await asyncio.sleep(0.01)
+    assert not processing.done()
+    core.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await processing
+    assert not core.is_working
+    assert writes.events == []
