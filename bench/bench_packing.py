@@ -1,9 +1,8 @@
 """Packing: how full rows are, and what a batch computes, for each builder and two row sizes.
 
-A batch is GROUPS groups of a preset, a new task each, for prefix_tree: 512 or 1,024 rollouts, as a step
-of GRPO on agents takes; FEW_GROUPS of them for the other builders, which compute up to 30 times as
-much. All figures are token counts and do not depend on the machine, but `seconds`, the process time of
-packing.
+A batch is ROLLOUTS rollouts of a preset for prefix_tree, a new task each group; FEW_GROUPS groups for
+the other builders, which compute up to 30 times as much. All figures are token counts and do not depend
+on the machine, but `seconds`, the process time of packing.
 
 How full rows are depends on a batch's rollouts. So `row_fill_of_batches` has BATCHES batches for each target
 (TARGETS), each with tasks of its own, and the `row_fill` of all presets is the mean of deep-agent's.
@@ -43,9 +42,9 @@ from schemas.rewards import Reward, reward_id
 from schemas.sessions import Outcome
 from schemas.tasks import RewardSpec
 
-GROUPS = 64
+ROLLOUTS = 1_024
 FEW_GROUPS = 1
-BATCHES = 5
+BATCHES = 3
 ROWS = {"32k": 32_768, "128k": 131_072}
 BUILDERS: tuple[Builder, ...] = ("prefix_tree", "prefix_merging", "per_request")
 RANKS = 8
@@ -55,14 +54,15 @@ TARGETS = {"polar-swe": "32k", "deep-agent": "128k"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and record; `argv` without the program's name."""
     options = parser("packing", __doc__)
-    options.add_argument("--groups", type=int, default=GROUPS, help="groups of a batch")
+    options.add_argument("--rollouts", type=int, default=ROLLOUTS, help="rollouts of a batch")
     options.add_argument("--batches", type=int, default=BATCHES, help="batches whose row fill is told")
     chosen = options.parse_args(argv)
-    presets = {name: measured(name, chosen.groups) for name in PRESETS}
+    groups = {name: max(1, chosen.rollouts // preset.members) for name, preset in PRESETS.items()}
+    presets = {name: measured(name, groups[name]) for name in PRESETS}
     fills = {
         name: [
             presets[name][size]["prefix_tree"]["row_fill"],
-            *(row_fill(name, size, chosen.groups, number) for number in range(1, chosen.batches)),
+            *(row_fill(name, size, groups[name], number) for number in range(1, chosen.batches)),
         ]
         for name, size in TARGETS.items()
     }
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "row_fill": fmean(fills["deep-agent"]),
             "row_fill_of_batches": fills,
             "computed_over_unique": presets["tau2-like"]["computed_over_unique"],
-            "groups": chosen.groups,
+            "rollouts": chosen.rollouts,
             "presets": presets,
         },
         only_json=chosen.json,

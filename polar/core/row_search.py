@@ -24,9 +24,11 @@ STEPS = 400
 """Pairs that are dealt out anew for each row, in one try to reach a number of rows."""
 MOST_STEPS = 120_000
 """The same for all rows together: about five seconds."""
+ALL_STEPS = 360_000
+"""The same for all tries together; no try begins beyond."""
 _UNIT = 16
 """A branch of at most the budget divided by this is dealt out whole."""
-_TRIES = ((20, 16), (50, 24))
+_TRIES = ((20, 16), (50, 24), (20, 16))
 """What is tried, one after the other, each with other draws: (what a token beyond the budget costs, in
 repeated tokens; how many times less than the room of a row the first temperature is, in such tokens)."""
 _COOLINGS = 3
@@ -38,7 +40,6 @@ _SETTLING, _LONGEST_SETTLING = 5, 60
 repeated."""
 _NEAR = 16
 """Leaves so close in the depth-first order are likely to share ancestors."""
-RIVALS = 2
 _WALK = 64
 """Looking at so many nodes takes as long as dealing a pair of rows with few."""
 _TOUCHED = np.array([[float(way & bits != 0) for way in range(1 << FREE)] for bits in range(1 << FREE)])
@@ -57,13 +58,19 @@ def with_fewer_rows(
     `fewest`: a number of rows that need not be tried to go below.
     """
     best = [row.leaves for row in rows]
+    done = 0
     for count in range(len(rows) - 1, max(fewest, 1) - 1, -1):
-        # From `rows` each time: rows that were found already repeat more.
-        tries = (_Search(tree, budget, rows, number) for number in range(len(_TRIES)))
-        found = next((each for each in tries if each.reach(count, allowed)), None)
-        if found is None:
+        is_reached = False
+        for price, coolness in _TRIES:
+            if is_reached or done >= ALL_STEPS:
+                break
+            # From `rows` each time: rows that were found already repeat more.
+            search = _Search(tree, budget, rows, price, draws=done)
+            is_reached = search.reach(count, allowed, coolness)
+            done += search.steps
+        if not is_reached:
             break
-        best = [row.leaves for row in found.rows]
+        best = [row.leaves for row in search.rows]
     return [Part(sorted(leaves), _Row(tree, leaves).tokens) for leaves in best]
 
 
@@ -119,12 +126,17 @@ class _Row:
 class _Search:
     """One try to do with a row less: rows while it is under way, and where each leaf is."""
 
-    def __init__(self, tree: NeededTree, budget: int, rows: Sequence[Part], number: int) -> None:
+    def __init__(
+        self, tree: NeededTree, budget: int, rows: Sequence[Part], price: int, *, draws: int
+    ) -> None:
+        """`price`: what a token beyond the budget costs. Other `draws` lead to other rows."""
         self.rows = [_Row(tree, row.leaves) for row in rows]
+        self.steps = 0
+        """Pairs that were dealt out anew, to reach a number of rows."""
         self._tree = tree
         self._budget = budget
-        self._price, self._coolness = _TRIES[number]
-        self._state = number
+        self._price = price
+        self._state = draws
         """Of the draws; see `_draw`."""
         self._heads = tree.branch_heads(budget // _UNIT)
         self._order = sorted(leaf for row in rows for leaf in row.leaves)
@@ -133,8 +145,8 @@ class _Search:
         self._overfull: dict[int, None] = {}
         """Rows above the budget; a dict, because a set has no order."""
 
-    def reach(self, count: int, allowed: int) -> bool:
-        """Whether so many rows are enough, with at most `allowed` tokens."""
+    def reach(self, count: int, allowed: int, coolness: int) -> bool:
+        """Whether so many rows are enough, with at most `allowed` tokens; see _TRIES."""
         room = self._budget - sum(row.tokens for row in self.rows) // count
         if room < 0:
             return False
@@ -143,11 +155,10 @@ class _Search:
         for at, row in enumerate(self.rows):
             self._row_of.update(dict.fromkeys(row.leaves, at))
             self._note(at)
-        hottest = self._price * room // self._coolness
-        steps = min(STEPS * count, MOST_STEPS)
-        done = 0
-        while self._overfull and done < steps:
-            done += self._step(hottest >> done * (_COOLINGS + 1) // steps)
+        hottest = self._price * room // coolness
+        most = min(STEPS * count, MOST_STEPS)
+        while self._overfull and self.steps < most:
+            self.steps += self._step(hottest >> self.steps * (_COOLINGS + 1) // most)
         return not self._overfull and self._settle(allowed, hottest // _COLDEST)
 
     def _settle(self, allowed: int, temperature: int) -> bool:
@@ -198,8 +209,7 @@ class _Search:
         if leaves and self._draw(2):
             near = self._rank[leaves[self._draw(len(leaves))]] + self._draw(2 * _NEAR + 1) - _NEAR
             return one, self._row_of[self._order[near % len(self._order)]]
-        rivals = [self._draw(len(self.rows)) for _ in range(RIVALS)]
-        return one, min(rivals, key=lambda at: self.rows[at].tokens)
+        return one, self._draw(len(self.rows))
 
     def _deal_anew(self, one: int, other: int, temperature: int) -> int:
         """Draw a way to deal out some branches of two rows; the nodes that were looked at."""
