@@ -10,6 +10,7 @@ the lowest temperature for a while, to repeat fewer ancestors.
 Deterministic on every machine: costs and odds are integers, draws come from a fixed seed.
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -38,6 +39,10 @@ _COLDEST = 256
 _SETTLING, _LONGEST_SETTLING = 5, 60
 """Pairs for each row that are dealt out at the last temperature: at least, and at most while too much is
 repeated."""
+_CANDIDATES = 1_024
+"""Rows that are looked at for a leaf of a row that is given up."""
+_STRIDE = 1_024
+"""With more rows, so many times less than they are is given up at once."""
 _NEAR = 16
 """Leaves so close in the depth-first order are likely to share ancestors."""
 _WALK = 64
@@ -59,7 +64,8 @@ def with_fewer_rows(
     """
     best = [row.leaves for row in rows]
     done = 0
-    for count in range(len(rows) - 1, max(fewest, 1) - 1, -1):
+    stride = len(rows) // _STRIDE + 1
+    for count in range(len(rows) - stride, max(fewest, 1) - 1, -stride):
         is_reached = False
         for price, coolness in _TRIES:
             if is_reached or done >= ALL_STEPS:
@@ -151,7 +157,7 @@ class _Search:
         if room < 0:
             return False
         while len(self.rows) > count:
-            self._give_up(min(range(len(self.rows)), key=lambda at: self.rows[at].tokens))
+            self._give_up()
         for at, row in enumerate(self.rows):
             self._row_of.update(dict.fromkeys(row.leaves, at))
             self._note(at)
@@ -169,10 +175,14 @@ class _Search:
             tokens = sum(row.tokens for row in self.rows)
         return tokens <= allowed and not self._overfull
 
-    def _give_up(self, at: int) -> None:
-        leaves = self.rows.pop(at).leaves
-        for leaf in sorted(leaves, key=lambda leaf: -self._tree.end(leaf)):
-            min(self.rows, key=lambda row: self._cost_with(row, leaf)).add(leaf)
+    def _give_up(self) -> None:
+        """Deal the leaves of the emptiest row out to those that are emptiest then."""
+        most = heapq.nsmallest(_CANDIDATES + 1, [row.tokens for row in self.rows])[-1]
+        least = min(self.rows, key=lambda row: row.tokens)
+        self.rows.remove(least)
+        emptiest = [row for row in self.rows if row.tokens <= most]
+        for leaf in sorted(least.leaves, key=lambda leaf: -self._tree.end(leaf)):
+            min(emptiest, key=lambda row: self._cost_with(row, leaf)).add(leaf)
 
     def _cost_with(self, row: _Row, leaf: int) -> int:
         missing = row.missing(leaf)
