@@ -42,7 +42,8 @@ class TokenText(Sequence[int]):
         """These ids and then the others."""
         if not self.text or not more.text:
             return more if not self.text else self
-        return TokenText(self.text + b"," + more.text, len(self) + len(more))
+        size = -1 if self._size < 0 else self._size + len(more)
+        return TokenText(self.text + b"," + more.text, size)
 
     def begins_with(self, text: bytes) -> bool:
         """Whether the first ids are those of a text."""
@@ -98,11 +99,9 @@ def sound(ids: Iterable[Any]) -> TokenText | None:
     """Ids as an engine gave them; none when something else than int32 stands among them."""
     if isinstance(ids, TokenText):
         return ids if ids.is_sound() else None
-    try:
-        made = TokenText.of(list(ids))
-    except TypeError:
+    numbers = list(ids)
+    if not numbers:
+        return TokenText(b"", 0)
+    if set(map(type, numbers)) != {int} or min(numbers) < _LEAST or max(numbers) > _LARGEST:
         return None
-    if not made.is_sound():
-        return None
-    numbers = made.tolist() or [0]
-    return made if min(numbers) >= _LEAST and max(numbers) <= _LARGEST else None
+    return TokenText.of(numbers)

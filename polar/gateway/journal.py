@@ -140,7 +140,8 @@ class Journal:
     def release(self, first: int) -> None:
         """Delete the segments before number `first`, once what came after is on the disk. Blocks."""
         with self._disk:
-            self._sync()
+            # What goes need not be on the disk: megabytes of a segment that is full by now.
+            self._sync(first)
             with self._table:
                 released = [self._segments.pop(number) for number in list(self._segments) if number < first]
             for segment in released:
@@ -160,9 +161,13 @@ class Journal:
             self._segments[number] = _Segment(number, path, descriptor, os.fstat(descriptor).st_size)
             self._has_new_names = True
 
-    def _sync(self) -> None:
+    def _sync(self, first: int = 0) -> None:
         with self._table:
-            segments = [segment for segment in self._segments.values() if not segment.is_synced]
+            segments = [
+                segment
+                for number, segment in self._segments.items()
+                if number >= first and not segment.is_synced
+            ]
             has_new_names, self._has_new_names = self._has_new_names, False
         for segment in segments:
             # Before the work: what is appended meanwhile takes the mark away again.

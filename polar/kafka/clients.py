@@ -6,7 +6,7 @@
 | idempotence | on; on the embedded broker polar.kafka.verification | retries make no duplicate |
 | compression | zstd, level 1 | aiokafka ties lz4 to its slowest level |
 | batch size | 1 MiB | a produce request costs the embedded broker 3.6 ms whatever its size |
-| linger | 2 ms | gathers what one tick of the loop produces; far below the acknowledgement time |
+| linger | none | an answer waits for its record's acknowledgement; what comes meanwhile is gathered anyway |
 | request size | largest limit of the topics table | each topic's own limit is checked before a send |
 | unacknowledged bytes | 80 MiB a producer | bounds memory, and one request stays below a broker's 100 MiB |
 | auto-creation, auto-commit | off | topics come from the table, commits are explicit offset maps |
@@ -72,7 +72,7 @@ def new_producer(settings: LogSettings, *, idempotent: bool = True) -> AIOKafkaP
         compression_type="zstd",
         max_batch_size=1024 * 1024,
         max_request_size=_MAX_REQUEST_BYTES,
-        linger_ms=2,
+        linger_ms=0,
         request_timeout_ms=max(1000, int(settings.send_timeout_seconds * 1000)),
     )
 
