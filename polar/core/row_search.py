@@ -148,6 +148,8 @@ class _Search:
         self._order = sorted(leaf for row in rows for leaf in row.leaves)
         self._rank = {leaf: at for at, leaf in enumerate(self._order)}
         self._row_of: dict[int, int] = {}
+        self._tokens = 0
+        """Of all rows."""
         self._overfull: dict[int, None] = {}
         """Rows above the budget; a dict, because a set has no order."""
 
@@ -161,6 +163,7 @@ class _Search:
         for at, row in enumerate(self.rows):
             self._row_of.update(dict.fromkeys(row.leaves, at))
             self._note(at)
+            self._tokens += row.tokens
         hottest = self._price * room // coolness
         most = min(STEPS * count, MOST_STEPS)
         while self._overfull and self.steps < most:
@@ -168,12 +171,11 @@ class _Search:
         return not self._overfull and self._settle(allowed, hottest // _COLDEST)
 
     def _settle(self, allowed: int, temperature: int) -> bool:
-        done, tokens = 0, allowed + 1
-        least, most = _SETTLING * len(self.rows), _LONGEST_SETTLING * len(self.rows)
-        while done < least or (done < most and (tokens > allowed or self._overfull)):
+        done = 0
+        least, most = (min(each * len(self.rows), MOST_STEPS) for each in (_SETTLING, _LONGEST_SETTLING))
+        while done < least or (done < most and (self._tokens > allowed or self._overfull)):
             done += self._step(temperature)
-            tokens = sum(row.tokens for row in self.rows)
-        return tokens <= allowed and not self._overfull
+        return self._tokens <= allowed and not self._overfull
 
     def _give_up(self) -> None:
         """Deal the leaves of the emptiest row out to those that are emptiest then."""
@@ -204,7 +206,9 @@ class _Search:
         one, other = self._pair()
         if one == other:
             return 1
+        before = self.rows[one].tokens + self.rows[other].tokens
         walked = self._deal_anew(one, other, max(1, temperature))
+        self._tokens += self.rows[one].tokens + self.rows[other].tokens - before
         self._note(one)
         self._note(other)
         return 1 + walked // _WALK
