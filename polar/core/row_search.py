@@ -35,7 +35,7 @@ repeated tokens; how many times less than the room of a row the first temperatur
 _COOLINGS = 3
 """The temperature is halved so many times during a try."""
 _COLDEST = 256
-"""The last temperature is so many times less than the first."""
+"""Where no row is too full any more, the temperature is so many times less than the first."""
 _SETTLING, _LONGEST_SETTLING = 5, 60
 """Pairs for each row that are dealt out at the last temperature: at least, and at most while too much is
 repeated."""
@@ -62,7 +62,8 @@ def with_fewer_rows(
     `rows`: none above `budget`. `allowed`: most tokens of all rows that are returned, if rows were given up.
     `fewest`: a number of rows that need not be tried to go below.
     """
-    best = [row.leaves for row in rows]
+    best = list(rows)
+    search = _Search(tree, budget, rows)
     done = 0
     stride = len(rows) // _STRIDE + 1
     for count in range(len(rows) - stride, max(fewest, 1) - 1, -stride):
@@ -70,14 +71,12 @@ def with_fewer_rows(
         for price, coolness in _TRIES:
             if is_reached or done >= ALL_STEPS:
                 break
-            # From `rows` each time: rows that were found already repeat more.
-            search = _Search(tree, budget, rows, price, draws=done)
-            is_reached = search.reach(count, allowed, coolness)
+            is_reached = search.reach(count, allowed, price, coolness, draws=done)
             done += search.steps
         if not is_reached:
             break
-        best = [row.leaves for row in search.rows]
-    return [Part(sorted(leaves), _Row(tree, leaves).tokens) for leaves in best]
+        best = [Part(sorted(row.leaves), row.tokens) for row in search.rows]
+    return best
 
 
 _Tokens = NDArray[np.float64]
@@ -130,34 +129,42 @@ class _Row:
 
 
 class _Search:
-    """One try to do with a row less: rows while it is under way, and where each leaf is."""
+    """Tries to do with fewer rows: rows while one is under way, and where each leaf is."""
 
-    def __init__(
-        self, tree: NeededTree, budget: int, rows: Sequence[Part], price: int, *, draws: int
-    ) -> None:
-        """`price`: what a token beyond the budget costs. Other `draws` lead to other rows."""
-        self.rows = [_Row(tree, row.leaves) for row in rows]
+    def __init__(self, tree: NeededTree, budget: int, rows: Sequence[Part]) -> None:
+        self.rows: list[_Row] = []
+        """Of the last try."""
         self.steps = 0
-        """Pairs that were dealt out anew, to reach a number of rows."""
+        """Pairs that were dealt out anew in it, to reach a number of rows."""
         self._tree = tree
         self._budget = budget
-        self._price = price
-        self._state = draws
-        """Of the draws; see `_draw`."""
+        self._given = rows
         self._heads = tree.branch_heads(budget // _UNIT)
         self._order = sorted(leaf for row in rows for leaf in row.leaves)
         self._rank = {leaf: at for at, leaf in enumerate(self._order)}
+        self._price = 1
+        """Cost of a token beyond the budget."""
+        self._state = 0
+        """Of the draws; see `_draw`."""
         self._row_of: dict[int, int] = {}
         self._tokens = 0
         """Of all rows."""
         self._overfull: dict[int, None] = {}
         """Rows above the budget; a dict, because a set has no order."""
 
-    def reach(self, count: int, allowed: int, coolness: int) -> bool:
-        """Whether so many rows are enough, with at most `allowed` tokens; see _TRIES."""
-        room = self._budget - sum(row.tokens for row in self.rows) // count
+    def reach(self, count: int, allowed: int, price: int, coolness: int, *, draws: int) -> bool:
+        """Whether so many rows are enough, with at most `allowed` tokens; see _TRIES. Other `draws` lead
+        to other rows.
+
+        Each try begins with the rows that were given: rows that were found already repeat more.
+        """
+        self._price, self._state, self.steps = price, draws, 0
+        self._tokens = 0
+        self._overfull.clear()
+        room = self._budget - sum(row.tokens for row in self._given) // count
         if room < 0:
             return False
+        self.rows = [_Row(self._tree, row.leaves) for row in self._given]
         while len(self.rows) > count:
             self._give_up()
         for at, row in enumerate(self.rows):

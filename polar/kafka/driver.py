@@ -20,7 +20,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -262,7 +261,7 @@ class Stage:
             await self._publisher.refuse(raw, error.reason, error.detail)
             return []
         try:
-            return await self._work(lambda: self.core.on_record(record, time.time()))
+            return await self._work(self.core.on_record, record, time.time())
         except TooManyOpenKeysError:
             raise
         except Exception as error:  # one bad record must not stop the others
@@ -274,15 +273,15 @@ class Stage:
         reached = {p for p, end in self._catching_up.items() if self._next[p] >= end}
         for partition in sorted(reached):
             del self._catching_up[partition]
-            outputs += await self._work(partial(self.core.on_caught_up, partition, time.time()))
+            outputs += await self._work(self.core.on_caught_up, partition, time.time())
         return outputs
 
-    async def _work(self, work: Callable[[], list[Output]]) -> list[Output]:
+    async def _work(self, step: Callable[..., list[Output]], *arguments: Any) -> list[Output]:
         """What a step of the core returns. The core is never left working: a cancellation waits for it."""
         if not self._in_thread:
-            return work()
+            return step(*arguments)
         self._shown = dict(self.core.metrics())
-        working = asyncio.ensure_future(asyncio.to_thread(work))
+        working = asyncio.ensure_future(asyncio.to_thread(step, *arguments))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
@@ -305,7 +304,7 @@ class Stage:
                     return
                 self._notice_quiet()
                 outputs = await self._caught_up()
-                outputs += await self._work(lambda: self.core.on_tick(time.time()))
+                outputs += await self._work(self.core.on_tick, time.time())
                 await self._publisher.publish(outputs, {})
                 await self._commit()
             await self._check_life()
