@@ -76,7 +76,11 @@ def digest(*parts: bytes) -> str:
     pieces: list[bytes] = []
     for part in parts:
         pieces += (len(part).to_bytes(8, "little"), part)
-    return hashlib.sha256(b"".join(pieces)).hexdigest()
+    last = pieces.pop() if pieces else b""
+    # The last part, which may be the only one and large, is not copied.
+    state = hashlib.sha256(b"".join(pieces))
+    state.update(last)
+    return state.hexdigest()
 
 
 def digest_of(*models: WireModel) -> str:

@@ -127,7 +127,7 @@ class CallRecord(Event):
     dialect: Literal["chat", "responses", "messages", "google"] = "chat"
     kind: Literal["agent", "subagent", "compaction", "auxiliary"] = "agent"
     request_digest: str
-    """Digest of the request body; equal bodies are retries or deliberate repeats."""
+    """Digest of the request body (XXH3, 128 bits, hex); equal bodies are retries or deliberate repeats."""
     choice_index: int = 0
     open_calls: tuple[int, ...] = ()
     """seqs of this session's calls that were in flight at dispatch."""

@@ -84,7 +84,7 @@ def build_records(
     error: str = "",
 ) -> list[RecordedCall]:
     """One record per choice asked for, in order of seq; `history` learns them."""
-    prompt, complete = _prompt(call, captured), captured.is_complete()
+    prompt, complete = _prompt(captured), captured.is_complete()
     return [
         _record(
             call, captured, history, index, prompt,
@@ -194,10 +194,8 @@ def _plain(value: Any) -> Any:
     return value.__dict__
 
 
-def _prompt(call: Dispatched, captured: Captured) -> TokenText | None:
+def _prompt(captured: Captured) -> TokenText | None:
     """The prompt's ids as the engine told them; none where they are no list."""
-    if call.prompt is not None and captured.prompt_is_as_sent:
-        return call.prompt
     ids = captured.prompt_ids
     return ids if isinstance(ids, TokenText) else sound(ids)
 

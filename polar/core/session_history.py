@@ -52,6 +52,8 @@ class EncodedTools:
     digest: str
     text: bytes
     """Canonical JSON of the list."""
+    given: bytes
+    """The list with its keys in the order in which they came, which chat templates show to the model."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> "EncodedTools":
@@ -64,7 +66,7 @@ def _encoded_tools(data: bytes) -> EncodedTools:
     """The same list comes with every call, also of other sessions; its canonical form costs far
     more than this look-up."""
     texts = [canonical_json(tool) for tool in orjson.loads(data)]
-    return EncodedTools(digest(*texts), b"[" + b",".join(texts) + b"]")
+    return EncodedTools(digest(*texts), b"[" + b",".join(texts) + b"]", data)
 
 
 @dataclass(frozen=True, slots=True)

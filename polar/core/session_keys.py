@@ -7,7 +7,6 @@ the log. Administrators' tokens are derived from the same secret.
 
 import base64
 import binascii
-import hashlib
 import hmac
 import json
 import re
@@ -59,7 +58,7 @@ class InvalidKeyError(ValueError):
 
 
 def _mac(secret: bytes, purpose: bytes, payload: bytes) -> bytes:
-    return hmac.new(secret, purpose + b"\0" + payload, hashlib.sha256).digest()[:_MAC_BYTES]
+    return hmac.digest(secret, purpose + b"\0" + payload, "sha256")[:_MAC_BYTES]
 
 
 def _b64(data: bytes) -> str:

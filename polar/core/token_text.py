@@ -16,13 +16,14 @@ _LEAST, _LARGEST = -(2**31), 2**31 - 1
 class TokenText(Sequence[int]):
     """The inside of a JSON list of whole numbers, without spaces. Equal to the list of these numbers."""
 
-    __slots__ = ("_list", "_size", "text")
+    __slots__ = ("_is_sound", "_list", "_size", "text")
 
     def __init__(self, text: bytes, size: int = -1) -> None:
         """`size`: how many ids these are, where that is known. Whether they are ids is not looked at."""
         self.text = text
         self._list: list[int] | None = None
         self._size = size
+        self._is_sound: bool | None = None
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> "TokenText":
@@ -51,12 +52,21 @@ class TokenText(Sequence[int]):
 
     def is_sound(self) -> bool:
         """Whether a record can hold the text: nothing but digits, signs and commas stand in it."""
-        return not self.text.translate(None, b"0123456789,-")
+        if self._is_sound is None:
+            self._scan()
+        return bool(self._is_sound)
 
     def __len__(self) -> int:
         if self._size < 0:
-            self._size = self.text.count(b",") + 1 if self.text else 0
+            self._scan()
         return self._size
+
+    def _scan(self) -> None:
+        """One pass tells whether the text is sound, and how many ids it has."""
+        others = self.text.translate(None, b"0123456789-")
+        self._is_sound = others == b"," * len(others)
+        commas = len(others) if self._is_sound else others.count(b",")
+        self._size = commas + 1 if self.text else 0
 
     @overload
     def __getitem__(self, index: int) -> int: ...

@@ -1,7 +1,7 @@
 """What a restart needs to continue the calls of open sessions: rows in files of all sessions together.
 
-    row = size of session id + bytes, CRC-32 of them, size of session id (uint32 each, little-endian),
-          session id, bytes
+    row = size of session id + bytes (uint32), their checksum (uint64), size of session id (uint32, all
+          little-endian), session id, bytes
 
 Rows are written behind the records that they belong to, and nothing waits for the disk: a row that
 is lost costs the next call of its session a full rendering. A file takes rows up to SEGMENT_BYTES,
@@ -11,16 +11,17 @@ and goes when no open session has rows in it.
 import logging
 import os
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polar.gateway.checksums import checksum
+
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 32 * 1024 * 1024
-_HEAD = struct.Struct("<III")
+_HEAD = struct.Struct("<IQI")
 _NAME = "rows-"
 
 
@@ -29,7 +30,7 @@ class _Place:
     segment: int
     offset: int
     size: int
-    checksum: int
+    digest: int
     skipped: int
     """Bytes of the session id in front of the row."""
 
@@ -69,7 +70,7 @@ class ContinuityRows:
         places = self._places.get(session_id, [])
         for place in places:
             data = os.pread(self._descriptors[place.segment], place.size, place.offset)
-            if len(data) != place.size or zlib.crc32(data) != place.checksum:
+            if len(data) != place.size or checksum(data) != place.digest:
                 logger.warning("session_id=%s: a damaged row and what follows it are dropped", session_id)
                 del places[len(rows) :]
                 break
@@ -100,19 +101,19 @@ class ContinuityRows:
 
     def _append(self, session_id: str, row: bytes) -> None:
         name = session_id.encode()
-        checksum = zlib.crc32(row, zlib.crc32(name))
+        digest = checksum(name, row)
         size = len(name) + len(row)
         segment = next(reversed(self._descriptors), 0)
         if not segment or self._size >= SEGMENT_BYTES:
             full, segment = segment, segment + 1
             self._open(segment)
             self._release(full)
-        head = _HEAD.pack(size, checksum, len(name))
+        head = _HEAD.pack(size, digest, len(name))
         written = os.writev(self._descriptors[segment], [head, name, row])
         if written != _HEAD.size + size:
             os.ftruncate(self._descriptors[segment], self._size)
             raise OSError(28, f"{_NAME}{segment} took only a part of a row; is the disk full?")
-        place = _Place(segment, self._size + _HEAD.size, size, checksum, len(name))
+        place = _Place(segment, self._size + _HEAD.size, size, digest, len(name))
         self._size += written
         self._note(session_id, place)
 
@@ -132,11 +133,11 @@ class ContinuityRows:
         data = self._path(segment).read_bytes()
         at = 0
         while at + _HEAD.size <= len(data):
-            size, checksum, skipped = _HEAD.unpack_from(data, at)
+            size, digest, skipped = _HEAD.unpack_from(data, at)
             begin, end = at + _HEAD.size, at + _HEAD.size + size
-            if end > len(data) or skipped > size or zlib.crc32(data[begin:end]) != checksum:
+            if end > len(data) or skipped > size or checksum(data[begin:end]) != digest:
                 break
-            yield data[begin : begin + skipped].decode(), _Place(segment, begin, size, checksum, skipped)
+            yield data[begin : begin + skipped].decode(), _Place(segment, begin, size, digest, skipped)
             at = end
         if at < len(data):
             logger.warning("%s: a damaged row and what follows it are dropped", self._path(segment).name)

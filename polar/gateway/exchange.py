@@ -167,14 +167,14 @@ class Exchange:
 
     def _prove_prompt(self, captured: Captured) -> None:
         """Nothing is passed on of an answer to another prompt than the one that was sent as ids."""
-        if self._call.prompt is None or captured.prompt_is_as_sent:
+        if self._call.prompt is None or captured.prompt_ids is self._call.prompt:
             return
         if self._call.prompt != captured.prompt_ids:
             self._recorder.counters["prompt_ignored"] += 1
             raise PromptIgnoredError(
                 f"engine {self._slot.engine_id} answers another prompt than the ids that it was sent"
             )
-        captured.prompt_is_as_sent = True
+        captured.prompt_ids = self._call.prompt  # equal, and its size is known
 
     async def _deliver(self, captured: Captured, answer: dict[str, Any]) -> None:
         """Answer a harness that wants the whole at once."""

@@ -5,7 +5,8 @@
 | first of a segment | the state that all older segments add up to, so that they may go |
 | any other | one change: a JSON head and blobs behind it |
 
-    frame = size of head+blobs, CRC-32 of head+blobs, size of head (uint32 each, little-endian), head, blobs
+    frame = size of head+blobs (uint32), their checksum (uint64), size of head (uint32, all little-endian),
+            head, blobs
 
 Invariants: a change is there whole or not at all, since a frame that is cut off or damaged ends
 its segment; a segment appears under its name only with its first frame; frames are never changed.
@@ -16,7 +17,6 @@ import contextlib
 import os
 import struct
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,9 @@ from typing import Any
 
 import orjson
 
-_FRAME = struct.Struct("<III")
+from polar.gateway.checksums import checksum
+
+_FRAME = struct.Struct("<IQI")
 _NAME = "segment-"
 
 
@@ -189,9 +191,9 @@ class Journal:
         fixed = os.pread(segment.descriptor, _FRAME.size, offset)
         if len(fixed) < _FRAME.size:
             return None
-        size, checksum, head_size = _FRAME.unpack(fixed)
+        size, digest, head_size = _FRAME.unpack(fixed)
         content = os.pread(segment.descriptor, size, offset + _FRAME.size)
-        if len(content) < size or zlib.crc32(content) != checksum:
+        if len(content) < size or checksum(content) != digest:
             return None
         begin = offset + _FRAME.size
         return orjson.loads(content[:head_size]), begin + head_size, begin + size
@@ -200,9 +202,6 @@ class Journal:
 def _pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[bytes, int]:
     """(frame without its blobs, its size). Blobs are named in the head by their sizes."""
     text = orjson.dumps({**head, "sizes": [len(blob) for blob in blobs]} if blobs else head)
-    size, checksum = len(text), zlib.crc32(text)
-    for blob in blobs:
-        size += len(blob)
-        checksum = zlib.crc32(blob, checksum)
-    packed = _FRAME.pack(size, checksum, len(text)) + text
+    size = len(text) + sum(map(len, blobs))
+    packed = _FRAME.pack(size, checksum(text, *blobs), len(text)) + text
     return packed, len(packed)

@@ -257,6 +257,8 @@ class ModelProxy:
         planned = await self._prompts.plan(live, request, messages, tools, slot)
         if planned.rendering == "local":
             live = self._admit(claims)  # rendering may have taken a while, too
+        if body.get("tools") is request.tools:
+            body["tools"] = orjson.Fragment(tools.given)
         if planned.prompt is None:
             if self._settings.reasoning_field == "reasoning":  # else each message is spelled anew
                 body["messages"] = orjson.Fragment(messages.text)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from polar.core.stage import Partition
 from polar.errors import LogError, LogUnavailableError, RecordTooLargeError
@@ -41,6 +41,8 @@ class Writer(Protocol):
         """Write (key, value, headers) in order; returns when all are acknowledged."""
 
 
+Arrival = Literal["on_log", "late"]
+"""What became of a record within the grace of who waits for it."""
 WriterFactory = Callable[[], AbstractAsyncContextManager[Writer]]
 
 
@@ -52,7 +54,8 @@ class SpoolSender:
         self._new_writer = new_writer
         self._work = asyncio.Event()
         self._sent = 0
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._waiting: dict[int, list[asyncio.Future[Arrival]]] = {}
+        """By record: who waits for it."""
         self._syncing: asyncio.Task[None] | None = None
         self._next_sync: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
@@ -105,16 +108,24 @@ class SpoolSender:
 
     async def acknowledged(self, record_id: int) -> None:
         """Wait until the broker holds this record."""
-        if (future := self._future_of(record_id)) is not None:
-            await asyncio.wait({future})
+        if self._spool.has_record(record_id):
+            await self._arrival(record_id)
 
     async def durable(self, record_id: int, grace_seconds: float) -> None:
         """Wait until a record outlives this machine: on the log, or after the grace fsynced here.
 
         Raises OSError when the disk refuses.
         """
-        future = self._future_of(record_id)
-        if future is not None and not (await asyncio.wait({future}, timeout=grace_seconds))[0]:
+        if not self._spool.has_record(record_id):
+            return
+        arrival = self._arrival(record_id)
+        # A tenth of what asyncio's ways to wait for some time cost each call.
+        timer = asyncio.get_running_loop().call_later(grace_seconds, _resolve, arrival, "late")
+        try:
+            how = await arrival
+        finally:
+            timer.cancel()
+        if how == "late":
             await self._synced()
 
     async def drained(self) -> None:
@@ -138,8 +149,8 @@ class SpoolSender:
         self._spool.acknowledge(batch[-1].id)
         self._sent = batch[-1].id
         for record in batch:
-            if (future := self._waiting.pop(record.id, None)) and not future.done():
-                future.set_result(None)
+            for arrival in self._waiting.pop(record.id, ()):
+                _resolve(arrival, "on_log")
         if self._spool.wants_release and self._releasing is None:
             self._releasing = asyncio.create_task(self._release(self._spool.first_needed))
 
@@ -163,14 +174,11 @@ class SpoolSender:
                     record.id, record.session_id,
                 )  # fmt: skip
 
-    def _future_of(self, record_id: int) -> asyncio.Future[None] | None:
-        """Done when the broker holds the record; none when it does already. Never cancelled."""
-        if not self._spool.has_record(record_id):
-            return None
-        future = self._waiting.get(record_id)
-        if future is None:
-            future = self._waiting[record_id] = asyncio.get_running_loop().create_future()
-        return future
+    def _arrival(self, record_id: int) -> asyncio.Future[Arrival]:
+        """A future of its own for everybody who waits, so that it may be cancelled."""
+        arrival: asyncio.Future[Arrival] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(record_id, []).append(arrival)
+        return arrival
 
     async def _synced(self) -> None:
         """One fsync at a time; all who come while one runs share the next."""
@@ -183,6 +191,11 @@ class SpoolSender:
             await asyncio.wait({running})
         self._syncing, self._next_sync = self._next_sync, None
         await asyncio.to_thread(self._spool.fsync)
+
+
+def _resolve(arrival: asyncio.Future[Arrival], how: Arrival) -> None:
+    if not arrival.done():
+        arrival.set_result(how)
 
 
 async def _write(writer: Writer, records: Sequence[SpooledRecord]) -> None:

@@ -18,11 +18,14 @@ _NO_LOGPROB = -9999.0
 
 # A quote inside a JSON text has a backslash before it, so these stand nowhere but between values.
 _IDS = b'"prompt_token_ids":'
+_IDS_BEGIN = _IDS + b"["
 _FIRST_BYTES = 64
 """Of a list with spaces between its items one is found here."""
 _LOGPROBS = b'"logprobs":'
 _LOGPROBS_BEGIN = b'"logprobs":{"content":[{'
 _LOGPROBS_END = b'}]},"'
+_LOGPROBS_SIZE = 3
+"""Bytes of the border that belong to the value."""
 
 
 class Logprobs(list[float]):
@@ -65,15 +68,19 @@ def clean(logprob: Any) -> float:
     return math.nan
 
 
-def _cleaned(values: list[float | None]) -> Logprobs:
-    """See `clean`; mostly there is nothing to clean, which is seen at once."""
-    given = [value for value in values if value is not None]
-    all_good = min(given, default=0.0) > _NO_LOGPROB and max(given, default=0.0) < math.inf
-    return Logprobs(given if all_good and len(given) == len(values) else map(clean, values))
+def _read_logprobs(data: bytes) -> Logprobs:
+    """The numbers of vLLM's entries, each as `clean` makes it: mostly that changes nothing, which is
+    seen at once."""
+    values: list[Any] = [entry.logprob for entry in _entries.decode(data).content]
+    try:
+        all_good = min(values) > _NO_LOGPROB and max(values) < math.inf
+    except TypeError:
+        all_good = False  # one is null
+    return Logprobs(values if all_good else map(clean, values))
 
 
 def _cut_ids(data: bytes) -> tuple[TokenText | None, bytes]:
-    begin = data.find(_IDS + b"[")
+    begin = data.rfind(_IDS_BEGIN)  # vLLM says them near the end
     end = data.find(b"]", begin)
     if begin < 0 or end < 0 or b" " in data[begin : min(end, begin + _FIRST_BYTES)]:
         return None, data
@@ -83,6 +90,19 @@ def _cut_ids(data: bytes) -> tuple[TokenText | None, bytes]:
 
 def _cut_logprobs(data: bytes) -> tuple[list[Logprobs], bytes]:
     """(log-probs by position, the rest with positions in their places)."""
+    begin, end = data.find(_LOGPROBS_BEGIN), data.rfind(_LOGPROBS_END)
+    if begin < 0:
+        return [], data
+    try:
+        # With one choice, as nearly always: from the first border to the last one there is one value.
+        at, end = begin + len(_LOGPROBS), end + _LOGPROBS_SIZE
+        return [_read_logprobs(data[at:end])], b"".join((data[:at], b"0", data[end:]))
+    except msgspec.MsgspecError:
+        return _cut_each_logprobs(data)
+
+
+def _cut_each_logprobs(data: bytes) -> tuple[list[Logprobs], bytes]:
+    """The same of several choices."""
     found: list[Logprobs] = []
     parts: list[bytes] = []
     at = 0
@@ -90,12 +110,11 @@ def _cut_logprobs(data: bytes) -> tuple[list[Logprobs], bytes]:
         end = data.find(_LOGPROBS_END, begin)
         if end < 0:
             break
-        end += len(_LOGPROBS_END) - 2
-        values = [entry.logprob for entry in _entries.decode(data[begin + len(_LOGPROBS) : end]).content]
-        parts += [data[at:begin], _LOGPROBS, str(len(found)).encode()]
-        found.append(_cleaned(values))
+        begin, end = begin + len(_LOGPROBS), end + _LOGPROBS_SIZE
+        parts += [data[at:begin], str(len(found)).encode()]
+        found.append(_read_logprobs(data[begin:end]))
         at = end
-    return found, b"".join((*parts, data[at:])) if found else data
+    return found, b"".join((*parts, data[at:]))
 
 
 def _put(place: Any, name: str, position: int, value: Any) -> None:

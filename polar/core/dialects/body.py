@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import orjson
+import xxhash
 
 MAX_NESTING = 100
 """Deepest nesting of a request; records nest it a little deeper, and JSON encoders end at 255."""
@@ -45,6 +46,12 @@ def load_value(raw: bytes) -> Any:
     if _is_too_deep(raw, value):
         raise ValueError("nested too deep")
     return value
+
+
+def body_digest(raw: bytes, *more: bytes) -> str:
+    """XXH3 (128 bits, hex) of a body, and of what a URL adds to it: by it equal requests of a session are
+    known. Whoever makes two bodies with one digest gets the answer to the first for the second."""
+    return xxhash.xxh3_128_hexdigest(b"\0".join((raw, *more)) if more else raw)
 
 
 def read_field(fields: Mapping[str, Any], name: str, kind: type[_T], default: _T, where: str = "") -> _T:

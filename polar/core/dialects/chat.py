@@ -8,7 +8,14 @@ from typing import Any
 import orjson
 
 from polar.core.dialects.base import DialectName, Headers, ModelRequest
-from polar.core.dialects.body import RequestError, load_object, read_choices, read_field, read_objects
+from polar.core.dialects.body import (
+    RequestError,
+    body_digest,
+    load_object,
+    read_choices,
+    read_field,
+    read_objects,
+)
 from polar.core.dialects.canonical import canonical_message
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.engine_body import is_constrained
@@ -18,7 +25,6 @@ from polar.core.dialects.native_ids import kind_of, native_ids, thread_of
 from polar.core.dialects.openai_shapes import OpenAiShapes, error_object
 from polar.core.dialects.seen_messages import SeenMessages, split
 from polar.core.dialects.sse import frame
-from schemas.base import digest
 
 
 class ChatDialect(OpenAiShapes):
@@ -66,7 +72,7 @@ class ChatDialect(OpenAiShapes):
             hide_reasoning=fields.get("include_reasoning") is False,
             single_tool_call=fields.get("parallel_tool_calls") is False,
             constrained=is_constrained(fields),
-            digest=digest(raw),
+            digest=body_digest(raw),
             native_ids=ids,
             thread_id=thread_of(ids),
             kind=kind_of(ids),

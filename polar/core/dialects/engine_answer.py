@@ -86,8 +86,6 @@ class Captured:
     created: int = 0
     """Unix seconds, by the engine's clock."""
     prompt_ids: list[int] | TokenText = field(default_factory=list)
-    prompt_is_as_sent: bool = False
-    """They are the ids that the gateway sent."""
     usage: dict[str, Any] | None = None
     choices: dict[int, CapturedChoice] = field(default_factory=dict)
 

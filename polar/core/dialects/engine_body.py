@@ -79,7 +79,8 @@ def engine_body(
         "return_tokens_as_token_ids": True,
     }
     if request.tools:
-        body["tools"] = [_unstrict(tool) for tool in request.tools] if trainable else request.tools
+        is_strict = trainable and any(map(_is_strict, request.tools))
+        body["tools"] = [_unstrict(tool) for tool in request.tools] if is_strict else request.tools
     if body["stream"]:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": request.continuous_usage}
     used |= {name: passed[name] for name in (*_LIMITS, *_CONSTRAINTS) if name in passed}
@@ -130,12 +131,16 @@ def _with_reasoning_as(name: str, message: dict[str, Any]) -> dict[str, Any]:
     return {name if field == "reasoning" else field: value for field, value in message.items()}
 
 
+def _is_strict(tool: dict[str, Any]) -> bool:
+    function = tool.get("function")
+    return isinstance(function, dict) and bool(function.get("strict"))
+
+
 def _unstrict(tool: dict[str, Any]) -> dict[str, Any]:
     """The tool without `strict`: with it engines put even a free answer under a grammar."""
-    function = tool.get("function")
-    if isinstance(function, dict) and function.get("strict"):
-        return {**tool, "function": {k: v for k, v in function.items() if k != "strict"}}
-    return tool
+    if not _is_strict(tool):
+        return tool
+    return {**tool, "function": {k: v for k, v in tool["function"].items() if k != "strict"}}
 
 
 def _token_limit(fields: Mapping[str, Any], sampling: SamplingSpec) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from polar.core.dialects.base import DialectName, Headers, ModelRequest
-from polar.core.dialects.body import RequestError, load_object, read_choices, read_field
+from polar.core.dialects.body import RequestError, body_digest, load_object, read_choices, read_field
 from polar.core.dialects.canonical import function_tool
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.engine_body import EFFORTS, is_constrained
@@ -19,7 +19,6 @@ from polar.core.dialects.errors import ApiError
 from polar.core.dialects.google_answer import GoogleEvents, error_object, whole_response
 from polar.core.dialects.google_input import Conversation, camel
 from polar.core.dialects.native_ids import kind_of, native_ids, thread_of
-from schemas.base import digest
 
 _CHAT_NAMES: Mapping[str, str] = {
     "temperature": "temperature",
@@ -79,7 +78,7 @@ class GoogleDialect:
             stream=self._stream,
             choices=read_choices(config.get("candidateCount"), "generationConfig.candidateCount"),
             constrained=is_constrained(fields),
-            digest=digest(raw, target.encode(), b"stream" if self._stream else b"whole"),
+            digest=body_digest(raw, target.encode(), b"stream" if self._stream else b"whole"),
             native_ids=ids,
             thread_id=thread_of(ids),
             kind=kind_of(ids),

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from polar.core.dialects.base import AskedTool, DialectName, Headers, ModelRequest
-from polar.core.dialects.body import RequestError, load_object, read_field
+from polar.core.dialects.body import RequestError, body_digest, load_object, read_field
 from polar.core.dialects.canonical import function_tool
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.engine_body import EFFORTS, is_constrained
@@ -18,7 +18,6 @@ from polar.core.dialects.errors import ApiError
 from polar.core.dialects.messages_answer import MessageEvents, error_object, event, whole_message
 from polar.core.dialects.messages_input import BILLING, Conversation
 from polar.core.dialects.native_ids import kind_of, native_ids, thread_of
-from schemas.base import digest
 
 _CHAT_NAMES: Mapping[str, str] = {
     "max_tokens": "max_tokens",
@@ -66,7 +65,7 @@ class MessagesDialect:
             stream=read_field(body, "stream", bool, default=False),
             single_tool_call=choice.get("disable_parallel_tool_use") is True,
             constrained=is_constrained(fields),
-            digest=digest(raw),
+            digest=body_digest(raw),
             native_ids=ids,
             thread_id=thread_of(ids),
             kind=kind_of(ids),

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from polar.core.dialects.base import AskedTool, DialectName, Headers, ModelRequest
-from polar.core.dialects.body import RequestError, load_object, read_field
+from polar.core.dialects.body import RequestError, body_digest, load_object, read_field
 from polar.core.dialects.canonical import function_tool
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.engine_body import EFFORTS, is_constrained
@@ -21,7 +21,6 @@ from polar.core.dialects.native_ids import kind_of, native_ids, thread_of
 from polar.core.dialects.openai_shapes import OpenAiShapes
 from polar.core.dialects.responses_answer import ResponseEvents, whole_response
 from polar.core.dialects.responses_input import CUSTOM_INPUT, LOCAL_SHELL, Conversation, engine_name
-from schemas.base import digest
 
 _STORED = ("previous_response_id", "conversation", "prompt")
 _CHAT_NAMES: Mapping[str, str] = {
@@ -78,7 +77,7 @@ class ResponsesDialect(OpenAiShapes):
             stream=read_field(body, "stream", bool, default=False),
             single_tool_call=single,
             constrained=is_constrained(fields),
-            digest=digest(raw),
+            digest=body_digest(raw),
             native_ids=ids,
             thread_id=thread_of(ids),
             kind=kind_of(ids),
