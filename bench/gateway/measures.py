@@ -8,6 +8,7 @@ import asyncio
 import random
 import statistics
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,11 +39,16 @@ class Target:
     """Calls a round, where it is too slow for as many as the others get."""
     own: tuple[str, bytes] | None = None
     """(path, body) that it is asked in place of the load's."""
+    session_prefix: str = ""
+    """Where sessions are named in the URL: what stands in front of the path, with `{}` for the session."""
 
     def requests(self, body: bytes, count: int) -> list[bytes]:
-        """`count` calls, each with a key of its own."""
+        """`count` calls, each with a key of its own, or of a session of its own."""
         path, body = self.own or in_dialect(self.dialect, body)
-        return [request(self.port, body, key=key, path=path) for key in self.keys(count)]
+        return [
+            request(self.port, body, key=key, path=self.session_prefix.format(uuid.uuid4().hex) + path)
+            for key in self.keys(count)
+        ]
 
     def cpu_seconds(self) -> float:
         """CPU time so far."""

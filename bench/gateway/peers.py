@@ -33,6 +33,8 @@ class Peer:
     """Path that answers 200 when it serves."""
     calls: int
     """Calls a round."""
+    session_prefix: str = ""
+    """See Target: without a session's name it would record nothing."""
 
 
 def environments() -> Path:
@@ -75,7 +77,14 @@ def start(peer: Peer, engine: MockEngine, folder: Path, processors: set[int]) ->
     except RuntimeError:
         process.stop()
         raise
-    target = Target(peer.name, port, (process,), lambda count: [_MASTER_KEY] * count, calls=peer.calls)
+    target = Target(
+        peer.name,
+        port,
+        (process,),
+        lambda count: [_MASTER_KEY] * count,
+        calls=peer.calls,
+        session_prefix=peer.session_prefix,
+    )
     return process, target
 
 
@@ -111,6 +120,6 @@ def _vllm_router(programs: Path, folder: Path, port: int, engine: int) -> Sequen
 
 PEERS: tuple[Peer, ...] = (
     Peer("litellm", "litellm[proxy]==1.108.7", _litellm, "/health/liveliness", calls=40),
-    Peer("rllm", "rllm-model-gateway==0.1.0", _rllm, "/health", calls=150),
+    Peer("rllm", "rllm-model-gateway==0.1.0", _rllm, "/health", calls=150, session_prefix="/sessions/{}"),
     Peer("vllm_router", "vllm-router==0.1.17", _vllm_router, "/health", calls=300),
 )

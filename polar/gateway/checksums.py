@@ -3,11 +3,9 @@
 import xxhash
 
 
-def checksum(*parts: bytes) -> int:
+def checksum(*parts: bytes, seed: int = 0) -> int:
     """[0, 2^64), of the parts one after the other."""
-    if len(parts) == 1:
-        return xxhash.xxh3_64_intdigest(parts[0])
-    state = xxhash.xxh3_64()
+    state = xxhash.xxh3_64(seed=seed)
     for part in parts:
         state.update(part)
     return state.intdigest()

@@ -10,6 +10,8 @@
 
 Invariants: a change is there whole or not at all, since a frame that is cut off or damaged ends
 its segment; a segment appears under its name only with its first frame; frames are never changed.
+A file whose segment is not needed any more is written over as a later one, which costs the kernel half
+of what new pages cost it; checksums begin with the segment's number, so what stood there before is damage.
 A frame survives the end of the process once `append` returned, the end of the machine after `fsync`.
 """
 
@@ -28,6 +30,7 @@ from polar.gateway.checksums import checksum
 
 _FRAME = struct.Struct("<IQI")
 _NAME = "segment-"
+_SPARE = f"{_NAME}spare.draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,8 @@ class _Segment:
     path: Path
     descriptor: int
     size: int
+    """Where the next frame goes; negative in segments of an earlier process, which are only read."""
     is_synced: bool = False
-    is_torn: bool = False
-    """A half frame may stand behind `size`."""
 
 
 class Journal:
@@ -63,10 +65,12 @@ class Journal:
         """Held while descriptors are synced or closed."""
         self._has_new_names = False
         """Segments were added whose names are not on the disk yet."""
+        self._spare: Path | None = None
+        """The file of a released segment."""
         for draft in folder.glob(f"{_NAME}*.draft"):
             draft.unlink()
         for path in sorted(folder.glob(f"{_NAME}*")):
-            self._add(int(path.name.removeprefix(_NAME)), path)
+            self._add(int(path.name.removeprefix(_NAME)), path, size=-1)
 
     @property
     def segment(self) -> int:
@@ -99,15 +103,13 @@ class Journal:
     def append(self, head: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> list[Blob]:
         """Write one change; where its blobs lie. Raises OSError, and then nothing was written."""
         segment = self._segments[self.segment]
-        if segment.is_torn:
-            # What is behind a half frame would never be read again.
-            os.ftruncate(segment.descriptor, segment.size)
-        packed, begin = _pack(head, blobs)
-        segment.is_torn = True
-        written = os.writev(segment.descriptor, [packed, *blobs])
+        if segment.size < 0:
+            raise RuntimeError("a journal that was opened again goes on in a new segment")
+        packed, begin = _pack(segment.number, head, blobs)
+        written = os.pwritev(segment.descriptor, [packed, *blobs], segment.size)
         if written != begin + sum(map(len, blobs)):
+            # The next frame is written over it.
             raise OSError(28, f"{segment.path.name} took only a part of a change; is the disk full?")
-        segment.is_torn = False
         places, offset = [], segment.size + begin
         for blob in blobs:
             places.append(Blob(segment.number, offset, len(blob)))
@@ -124,15 +126,19 @@ class Journal:
         """Go on in a new segment that starts with this state. Raises OSError, and then nothing changed."""
         number = self.segment + 1
         path = self._folder / f"{_NAME}{number:010d}"
-        draft = path.with_suffix(".draft")
+        packed, size = _pack(number, state, ())
+        with self._table:
+            spare, self._spare = self._spare, None
+        draft = spare or path.with_suffix(".draft")
         try:
-            draft.write_bytes(_pack(state, ())[0])
+            with draft.open("r+b" if spare else "wb") as file:
+                file.write(packed)
             draft.rename(path)
         except OSError:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
             raise
-        self._add(number, path)
+        self._add(number, path, size)
 
     def fsync(self) -> None:
         """Everything appended so far survives the end of the machine. Blocks."""
@@ -140,7 +146,7 @@ class Journal:
             self._sync()
 
     def release(self, first: int) -> None:
-        """Delete the segments before number `first`, once what came after is on the disk. Blocks."""
+        """Let the segments before number `first` go, once what came after is on the disk. Blocks."""
         with self._disk:
             # What goes need not be on the disk: megabytes of a segment that is full by now.
             self._sync(first)
@@ -148,7 +154,13 @@ class Journal:
                 released = [self._segments.pop(number) for number in list(self._segments) if number < first]
             for segment in released:
                 os.close(segment.descriptor)
-                segment.path.unlink()
+                if self._spare is None:
+                    spare = self._folder / _SPARE
+                    segment.path.rename(spare)
+                    with self._table:
+                        self._spare = spare
+                else:
+                    segment.path.unlink()
 
     def close(self) -> None:
         """Let go of the files."""
@@ -157,10 +169,10 @@ class Journal:
                 os.close(segment.descriptor)
             self._segments.clear()
 
-    def _add(self, number: int, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+    def _add(self, number: int, path: Path, size: int) -> None:
+        descriptor = os.open(path, os.O_RDWR)
         with self._table:
-            self._segments[number] = _Segment(number, path, descriptor, os.fstat(descriptor).st_size)
+            self._segments[number] = _Segment(number, path, descriptor, size)
             self._has_new_names = True
 
     def _sync(self, first: int = 0) -> None:
@@ -193,15 +205,15 @@ class Journal:
             return None
         size, digest, head_size = _FRAME.unpack(fixed)
         content = os.pread(segment.descriptor, size, offset + _FRAME.size)
-        if len(content) < size or checksum(content) != digest:
+        if len(content) < size or checksum(content, seed=segment.number) != digest:
             return None
         begin = offset + _FRAME.size
         return orjson.loads(content[:head_size]), begin + head_size, begin + size
 
 
-def _pack(head: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[bytes, int]:
-    """(frame without its blobs, its size). Blobs are named in the head by their sizes."""
+def _pack(number: int, head: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[bytes, int]:
+    """(frame of a segment without its blobs, its size). Blobs are named in the head by their sizes."""
     text = orjson.dumps({**head, "sizes": [len(blob) for blob in blobs]} if blobs else head)
     size = len(text) + sum(map(len, blobs))
-    packed = _FRAME.pack(size, checksum(text, *blobs), len(text)) + text
+    packed = _FRAME.pack(size, checksum(text, *blobs, seed=number), len(text)) + text
     return packed, len(packed)

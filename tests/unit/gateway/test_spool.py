@@ -143,21 +143,21 @@ def test_a_disk_that_takes_half_a_frame_changes_nothing(
     opened(spool, SESSIONS[0])
     spool.reserve(SESSIONS[0], [b"{}"])
     before = everything(spool)
-    real = os.writev
+    real = os.pwritev
 
-    def half(descriptor: int, parts: list[bytes]) -> int:
+    def half(descriptor: int, parts: list[bytes], offset: int) -> int:
         data = b"".join(parts)
-        return os.write(descriptor, data[: len(data) // 2])
+        return os.pwrite(descriptor, data[: len(data) // 2], offset)
 
-    def full(descriptor: int, parts: list[bytes]) -> int:
+    def full(descriptor: int, parts: list[bytes], offset: int) -> int:
         raise OSError(28, "No space left on device")
 
-    for writev in (half, full):
-        monkeypatch.setattr(os, "writev", writev)
+    for pwritev in (half, full):
+        monkeypatch.setattr(os, "pwritev", pwritev)
         with pytest.raises(OSError):
             spool.record(SESSIONS[0], [encoded(SESSIONS[0], 1)])
         assert everything(spool) == before
-    monkeypatch.setattr(os, "writev", real)
+    monkeypatch.setattr(os, "pwritev", real)
     spool.record(SESSIONS[0], [encoded(SESSIONS[0], 1)])
     after = everything(spool)
     spool.close()
