@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from polar.errors import EngineError
 from polar.gateway.adapters import EngineKind, VllmAdapter
-from polar.gateway.engine import EngineClient, EngineDownError, new_http_session
+from polar.gateway.engine import EngineClient, EngineDownError, EngineHttp
 from polar.gateway.probe import EngineUnfitError
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Upstream:
 async def look_at(url: str, model: str, api_key: str) -> Upstream:
     """Ask a server what it is. `model`: empty takes the only one that it offers. Raises EngineError."""
     base = url.rstrip("/").removesuffix("/v1")
-    async with new_http_session() as http:
+    async with EngineHttp() as http:
         client = EngineClient("upstream", base, http, api_key=api_key)
         if not model:
             model = _only_model(base, await client.models())

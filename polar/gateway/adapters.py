@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
-import aiohttp
 import orjson
 
 from polar.core.rendering import Renderer
 from polar.gateway.engine import EngineBrokenError, EngineClient, EngineDownError, EngineStatusError
 from polar.gateway.probe import UNVERIFIED, EngineFacts, EngineUnfitError, probe
+from polar.gateway.upstream import Response
 from polar.gateway.versions import parse_weight_version
 from schemas.policies import BASE_VERSION, PolicyVersion
 
@@ -60,7 +60,7 @@ class EngineAdapter(Protocol):
 
     def chat(
         self, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[Response]:
         """Send a chat request, as EngineClient.chat does."""
 
 
@@ -95,7 +95,7 @@ class VllmAdapter:
 
     def chat(
         self, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[Response]:
         """See EngineAdapter."""
         return self._client.chat(body, headers)
 
@@ -138,7 +138,7 @@ class OpenAiAdapter:
 
     def chat(
         self, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[Response]:
         """See EngineAdapter; without the fields that only vLLM knows."""
         plain = {name: value for name, value in body.items() if name not in _BEYOND_OPENAI}
         if isinstance(options := plain.get("stream_options"), dict):

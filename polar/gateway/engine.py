@@ -1,12 +1,12 @@
 """HTTP client of one inference engine: a few questions, one kind of call.
 
-Invariant: an error says how far the request came. Only a request that the engine cannot have
-begun, or whose pooled connection was closed before a byte of answer, is sent a second time.
+Invariant: an error says how far the request came.
 """
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Self
 
 import aiohttp
 import orjson
@@ -14,11 +14,17 @@ import orjson
 from polar.core.dialects.engine_answer import AnswerError, load_json
 from polar.core.dialects.engine_body import ReasoningField, name_reasoning
 from polar.errors import EngineError
+from polar.gateway.upstream import (
+    CONNECT_SECONDS,
+    BrokenOffError,
+    Origin,
+    Response,
+    UnreachableError,
+    Upstream,
+)
 
 PROBE_HEADERS: Mapping[str, str] = {"X-Polar-Purpose": "probe"}
-_CONNECT_SECONDS = 5.0
 _QUESTION_SECONDS = 10.0
-_CHAT = "/v1/chat/completions"
 
 
 class EngineDownError(EngineError):
@@ -38,15 +44,66 @@ class EngineStatusError(EngineError):
         self.data = data
 
 
-def new_http_session() -> aiohttp.ClientSession:
-    """The upstream connections of a gateway: unlimited, kept alive, no proxies from the environment."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-        headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
-        auto_decompress=True,
-        trust_env=False,
-    )
+class EngineHttp:
+    """A gateway's connections to engines: unlimited, kept alive, no proxies from the environment."""
+
+    def __init__(self) -> None:
+        self.calls = Upstream()
+        self.questions = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=_QUESTION_SECONDS, sock_connect=CONNECT_SECONDS),
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections."""
+        self.calls.close()
+        await self.questions.close()
+
+
+class EngineCall(AbstractAsyncContextManager[Response]):
+    """One chat request: entering sends it, leaving closes what was not read.
+
+    Raises EngineDownError or EngineBrokenError before and while the body is read.
+    """
+
+    def __init__(
+        self, engine_id: str, upstream: Upstream, origin: Origin, data: bytes, headers: Mapping[str, str]
+    ) -> None:
+        self._engine_id = engine_id
+        self._upstream = upstream
+        self._origin = origin
+        self._data = data
+        self._headers = headers
+        self._response: Response
+
+    async def __aenter__(self) -> Response:
+        try:
+            self._response = await self._upstream.post(self._origin, self._data, self._headers)
+        except UnreachableError as error:
+            raise EngineDownError(f"engine {self._engine_id} cannot be reached: {error}") from error
+        except BrokenOffError as error:
+            raise self._broken(error) from error
+        return self._response
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A body that was not read to its end costs the connection, and tells the engine at once that
+        # nobody wants the rest.
+        self._response.release()
+        if isinstance(error, BrokenOffError):
+            raise self._broken(error) from error
+
+    def _broken(self, error: BrokenOffError) -> EngineBrokenError:
+        return EngineBrokenError(f"engine {self._engine_id} broke off: {error}")
 
 
 class EngineClient:
@@ -56,40 +113,25 @@ class EngineClient:
         self,
         engine_id: str,
         url: str,
-        http: aiohttp.ClientSession,
+        http: EngineHttp,
         *,
         api_key: str = "",
         reasoning_field: ReasoningField = "reasoning",
     ) -> None:
         """`url`: without /v1. `api_key`: what the server wants as Bearer token, if it wants one.
-        `reasoning_field`: what it calls the reasoning of earlier answers."""
+        `reasoning_field`: what it calls the reasoning of earlier answers. Raises ValueError for a URL
+        that is none."""
         self.engine_id = engine_id
         self.url = url
         self._http = http
         self._reasoning_field = reasoning_field
         self._key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._origin = Origin.of(url, "/v1/chat/completions", self._key)
 
-    @asynccontextmanager
-    async def chat(
-        self, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a chat request; the response with its body unread. Leaving closes what is not read.
-
-        Raises EngineDownError or EngineBrokenError before and while the body is read.
-        """
+    def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> EngineCall:
+        """Send a chat request; see EngineCall."""
         data = orjson.dumps(name_reasoning(body, self._reasoning_field))
-        try:
-            response = await self._post(data, headers)
-            try:
-                yield response
-            finally:
-                # A body that was not read to its end costs the connection, and tells the engine
-                # at once that nobody wants the rest.
-                response.close() if not response.content.at_eof() else response.release()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineDownError(f"engine {self.engine_id} cannot be reached: {error}") from error
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise EngineBrokenError(f"engine {self.engine_id} broke off: {error!r}") from error
+        return EngineCall(self.engine_id, self._http.calls, self._origin, data, headers)
 
     async def models(self) -> dict[str, int | None]:
         """Names that the engine serves, and the tokens of their contexts where it tells them."""
@@ -118,30 +160,18 @@ class EngineClient:
     async def is_healthy(self) -> bool:
         """Whether the engine says so."""
         try:
-            async with self._http.get(
-                f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=_QUESTION_SECONDS)
-            ) as response:
+            async with self._http.questions.get(f"{self.url}/health") as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
-    async def _post(self, data: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        try:
-            return await self._http.post(self.url + _CHAT, data=data, headers={**self._key, **headers})
-        except aiohttp.ClientConnectorError:
-            raise
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            # An idle connection that the engine closed at this moment: nothing was answered.
-            return await self._http.post(self.url + _CHAT, data=data, headers={**self._key, **headers})
-
     async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         try:
-            async with self._http.request(
+            async with self._http.questions.request(
                 "GET" if body is None else "POST",
                 self.url + path,
                 data=None if body is None else orjson.dumps(body),
                 headers={**self._key, **PROBE_HEADERS},
-                timeout=aiohttp.ClientTimeout(total=_QUESTION_SECONDS),
             ) as response:
                 data = await response.read()
                 status = response.status

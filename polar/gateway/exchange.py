@@ -5,11 +5,10 @@ answer (a whole body, or the last events of a stream) is sent only after that.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import aiohttp
 
 from polar.core.continuity import Plan
 from polar.core.dialects.base import ClientStream, Dialect
@@ -29,6 +28,7 @@ from polar.gateway.engines import EnginePool, EngineSlot
 from polar.gateway.recorder import Recorder
 from polar.gateway.responses import HttpError, refused_by_engine, unavailable
 from polar.gateway.sessions import LiveSession
+from polar.gateway.upstream import BrokenOffError, Response
 from schemas.calls import Delivery
 from schemas.ids import call_id
 
@@ -110,12 +110,12 @@ class Exchange:
         except (AnswerError, SseError) as error:
             await self._fail(_bad_gateway(str(error), "engine_answer"))
 
-    async def _take(self, response: aiohttp.ClientResponse, *, streamed: bool) -> None:
+    async def _take(self, response: Response, *, streamed: bool) -> None:
         if response.status != 200:
             data = await response.read()
             if response.status == 404:
                 self._slot.suspect("engine_serves_other_model", "the engine refused the policy's model name")
-            await self._fail(refused_by_engine(response.status, data, response.headers.get("Retry-After")))
+            await self._fail(refused_by_engine(response.status, data, response.headers.get("retry-after")))
         elif streamed:
             await self._pass_on(response)
         else:
@@ -123,14 +123,14 @@ class Exchange:
             self._prove_prompt(captured)
             await self._deliver(captured, answer)
 
-    async def _pass_on(self, response: aiohttp.ClientResponse) -> None:
+    async def _pass_on(self, response: Response) -> None:
         """Events flow as they come, to a harness that wants them; the end waits for the record."""
         request = self._call.request
         self._stream = stream = EngineStream(request, request.choices)
         if request.stream:
             self._client = self._dialect.stream(request, stream.captured)
         decoder = SseDecoder()
-        while data := await response.content.readany():
+        while data := await response.readany():
             await self._write(self._converted(decoder.feed(data)))
             if stream.done or stream.error is not None:
                 break
@@ -222,9 +222,8 @@ def _bad_gateway(message: str, code: str) -> HttpError:
     return HttpError(502, message, kind="upstream_error", code=code, retry_after=1)
 
 
-async def _drain(response: aiohttp.ClientResponse) -> None:
+async def _drain(response: Response) -> None:
     """Read a stream to its end, so that its connection can serve the next call."""
-    try:
-        await asyncio.wait_for(response.content.read(), _DRAIN_SECONDS)
-    except (TimeoutError, aiohttp.ClientError):
-        response.close()
+    with contextlib.suppress(TimeoutError, BrokenOffError):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            await response.read()

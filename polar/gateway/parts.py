@@ -18,7 +18,7 @@ from polar.errors import LogError, SettingsError
 from polar.gateway.adapters import new_adapter
 from polar.gateway.continuity_rows import ContinuityRows
 from polar.gateway.drains import Drains
-from polar.gateway.engine import EngineClient, new_http_session
+from polar.gateway.engine import EngineClient, EngineHttp
 from polar.gateway.engines import EnginePool
 from polar.gateway.garbage import sweep_when_idle
 from polar.gateway.prompts import Prompts
@@ -122,7 +122,7 @@ async def running_parts(
     folder = log.data_dir / "gateway" / settings.id
     spool = Spool(folder)
     rows = ContinuityRows(folder / "continuity")
-    http = new_http_session()
+    http = EngineHttp()
     try:
         sender = SpoolSender(spool, new_writer)
         sessions = SessionTable(spool, rows, settings.id, settings.history_max_bytes)

@@ -6,11 +6,11 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Self
 
-import aiohttp
 import pytest
 
 from polar.gateway.engines import CAPTURE_ALARM_AFTER, EnginePool, NoEngineError
 from polar.gateway.probe import EngineFacts, EngineUnfitError
+from polar.gateway.upstream import Response
 from polar.gateway.versions import CurrentPolicy
 from schemas.policies import BASE_VERSION, PolicyVersion
 from tests.unit.gateway.fake_engine import FakeEngine, running_engine
@@ -49,7 +49,7 @@ class FakeAdapter:
 
     def chat(
         self, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[Response]:
         raise AssertionError("these tests choose engines and call none")
 
 
