@@ -1,10 +1,10 @@
 """A planned call with its answer, as the next request will look for it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from polar.core.chat_template import Message
 from polar.core.continuity import spelling

@@ -227,7 +227,7 @@ class _Planner:
         renderer, options = self._renderer, self._options
         if self._reason or renderer is None or options is None:
             return self._planned(relation, "engine", why_engine=self._reason)
-        if not renderer.needs_protection(self._asked.messages):
+        if not renderer.needs_protection(self._asked.messages, self._asked.encoded.marks):
             return self._planned(relation, "engine", why_engine="plain")
         tools = renderer.tools(self._asked.tools, self._tools)
         messages = self._asked.messages

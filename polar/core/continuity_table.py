@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 
 from polar.core.message_marks import Mark
@@ -44,8 +45,7 @@ class Basis:
     """Bytes of text of leading ids of that call's prompt + sampled."""
 
 
-@dataclass(slots=True)
-class KnownCall:
+class KnownCall(msgspec.Struct):
     """An earlier call."""
 
     seq: int

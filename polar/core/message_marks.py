@@ -51,13 +51,11 @@ class HistoryMarks:
         `known`: marks by SHA-256 of a message's canonical JSON; learns those of these messages.
         """
         known = {} if known is None else known
-        marks: list[Mark] = []
-        for message, digest in zip(messages, encoded.marks, strict=True):
-            mark = known.get(digest)
-            if mark is None:
-                mark = known[digest] = _mark(message, digest, call_ids=call_ids)
-            marks.append(mark)
-        self._marks = marks
+        if not all(map(known.__contains__, encoded.marks)):
+            for message, digest in zip(messages, encoded.marks, strict=True):
+                if digest not in known:
+                    known[digest] = _mark(message, digest, call_ids=call_ids)
+        self._marks = marks = [known[digest] for digest in encoded.marks]
         self._roles = [message["role"] for message in messages]
         self._first = next((i for i, role in enumerate(self._roles) if role not in _SYSTEM_ROLES), len(marks))
         self.system: Mark = _name(marks[: self._first])

@@ -7,10 +7,11 @@ only: without a history the same record comes out whole.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import orjson
+from msgspec.structs import replace
 
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.engine_answer import Captured, CapturedChoice
@@ -30,8 +31,7 @@ _NO_IDS = TokenText(b"", 0)
 _NO_TOOLS = EncodedTools.of(())
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(msgspec.Struct, frozen=True):
     """A call as it was sent to the engine."""
 
     session_id: str
@@ -55,8 +55,7 @@ class Dispatched:
     """The prompt's ids, where the gateway made them and the engine has to use them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RecordedCall(msgspec.Struct, frozen=True):
     """A CallRecord's bytes on the log, and what its gateway wants to know of it."""
 
     seq: int
@@ -270,6 +269,8 @@ def _untrainable(call: Dispatched, *, complete: bool, delivery: Delivery) -> str
 
 def _fit(logprobs: Sequence[float], size: int) -> FloatColumn:
     """[size] log-probs: missing ones are NaN, those without an id are cut off."""
+    if len(logprobs) == size:
+        return FloatColumn(logprobs)
     return FloatColumn([*logprobs[:size], *([float("nan")] * (size - len(logprobs)))])
 
 

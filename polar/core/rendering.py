@@ -18,6 +18,7 @@ from polar.core.template_messages import conversation, template_tool
 _MAX_TOOL_LISTS = 256
 _LABELLED_TOKENS = 128
 _MAX_SHAPES = 1024
+_MAX_HARMLESS = 100_000
 _CLIP = 128
 """Characters that are kept at either end of a message that is only looked back on."""
 _END = 32
@@ -69,6 +70,8 @@ class Renderer:
         self._thought = f"zq{nonce}thoughtzq"
         self._keeps: dict[Hashable, bool] = {}
         """Whether the template keeps a history of this shape when it goes on in that one."""
+        self._harmless: set[bytes] = set()
+        """Marks of messages in which no untrusted text spells a special token."""
         self._tools: dict[str, tuple[RenderedTool, ...]] = {}
         self.close_id, self.close = self._closing()
         self.shows_call_ids = self._sees_call_ids()
@@ -92,12 +95,19 @@ class Renderer:
         )
         return self.encoder.encode_marked(text)
 
-    def needs_protection(self, messages: Sequence[Message]) -> bool:
-        """Whether untrusted text in these messages spells a special token."""
-        return self.protects and any(
-            message["role"] in UNTRUSTED_ROLES and self.encoder.holds_reserved(message.get("content") or "")
-            for message in messages
-        )
+    def needs_protection(self, messages: Sequence[Message], marks: Sequence[bytes]) -> bool:
+        """Whether untrusted text in these messages spells a special token. `marks`: of each message one
+        that no other has; what was found harmless is known by it."""
+        if not self.protects or self._harmless.issuperset(marks):
+            return False
+        if len(self._harmless) > _MAX_HARMLESS:
+            self._harmless.clear()
+        for message, mark in zip(messages, marks, strict=True):
+            is_untrusted = message["role"] in UNTRUSTED_ROLES and mark not in self._harmless
+            if is_untrusted and self.encoder.holds_reserved(message.get("content") or ""):
+                return True
+            self._harmless.add(mark)
+        return False
 
     def continuation(
         self,

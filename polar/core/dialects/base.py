@@ -8,8 +8,10 @@ no engine; between them everything has the form of chat completions.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from polar.core.dialects.engine_answer import Captured
 from polar.core.dialects.errors import ApiError
@@ -33,8 +35,7 @@ class AskedTool:
     """Its arguments are streamed as they come, valid or not."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True):
     """A request in canonical chat form.
 
     Messages are what the engine's chat template gets, up to two steps that the engine takes
@@ -68,20 +69,20 @@ class ModelRequest:
     """A grammar shapes the answer: structured output or a forced tool choice."""
     digest: str = ""
     """Digest of the body's bytes; equal bodies are retries or deliberate repeats."""
-    native_ids: Mapping[str, str] = field(default_factory=dict)
+    native_ids: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The harness's own ids and marks: session, thread, turn, kind of harness."""
     thread_id: str = ""
     """Agent or sub-agent inside the session, where the harness tells."""
     kind: CallKind = "agent"
     notes: tuple[str, ...] = ()
     """What the canonical form leaves out, in words."""
-    asked_tools: Mapping[str, AskedTool] = field(default_factory=dict)
+    asked_tools: Mapping[str, AskedTool] = msgspec.field(default_factory=dict)
     """By the name that the engine knows."""
-    echoed: Mapping[str, Any] = field(default_factory=dict)
+    echoed: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Fields that the answer repeats, or that shape it, in the dialect's own form."""
-    known_messages: EncodedMessages | None = field(default=None, compare=False, repr=False)
+    known_messages: EncodedMessages | None = None
     """What is encoded of the messages, where that is known already."""
-    known_tools: EncodedTools | None = field(default=None, compare=False, repr=False)
+    known_tools: EncodedTools | None = None
 
     def encoded_messages(self) -> EncodedMessages:
         """What is encoded of the messages."""

@@ -3,13 +3,14 @@
 A harness sends its system prompt and tools with every call of every session, and its whole history with
 every call: of a request, nearly all was seen before. So the body is only split at first, and
 messages are recognised by their bytes. Equal bytes mean equal messages; what is new is read and
-checked as it would be alone. Bounded in bytes, the longest unseen are forgotten first.
+checked as it would be alone. Bounded in bytes, the longest unseen are forgotten first; who was seen when
+is only noted while more than half of the room is taken.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -47,7 +48,7 @@ def split(raw: bytes) -> SplitBody | None:
     return SplitBody(fields, messages, tools)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Seen:
     message: dict[str, Any]
     """Shared by all requests: never changed."""
@@ -69,7 +70,10 @@ class SeenMessages:
 
     def messages(self, items: Sequence[bytes]) -> tuple[tuple[dict[str, Any], ...], EncodedMessages]:
         """Canonical messages and what is encoded of them. Raises RequestError; ValueError for no JSON."""
-        seen = [self._message(item, index) for index, item in enumerate(items)]
+        known = list(map(self._messages.get, items))
+        if self._size > MAX_BYTES // 2 or None in known:
+            known = [self._message(item, index) for index, item in enumerate(items)]
+        seen = cast("list[_Seen]", known)
         encoded = EncodedMessages(tuple([one.text for one in seen]), tuple([one.mark for one in seen]))
         return tuple([one.message for one in seen]), encoded
 

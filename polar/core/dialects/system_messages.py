@@ -4,8 +4,9 @@ Codex and Claude Code send system messages where they like. Moving a late one to
 change the beginning of the prompt in every turn, so it stays in its place, as a user's message.
 """
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from polar.core.dialects.base import ModelRequest
 from polar.core.dialects.canonical import joined
