@@ -6,10 +6,10 @@
  * log-probs, streamed and not; /v1/models, /health, /weight_info; kv_transfer_params.prompt_token_ids.
  *
  * STREAM_FILE is one long text as tokens, a line each: the id, a tab, the text as it stands inside a JSON
- * string. A request says in its text what it wants: `[[prompt=5000 sampled=200 wait_ms=500 gap_ms=10]]` (the
+ * string, a tab, its bytes as numbers. A request says in its text what it wants: `[[prompt=5000 sampled=200 wait_ms=500 gap_ms=10]]` (the
  * last mark counts) gets tokens 0..5000 as its prompt and 5000..5200 as its answer, so a later request of the
  * same session with a larger prompt extends the earlier one. A request that brings its prompt ids gets those
- * back. RENDERINGS_FILE (a line each: words of a request, a tab, ids) gives the prompts of a gateway's probes.
+ * back; log-probs name tokens by their text, or by their id where the request wants that. RENDERINGS_FILE (a line each: words of a request, a tab, ids) gives the prompts of a gateway's probes.
  * The answer begins after wait_ms; a stream then sends one token every gap_ms, or all at once at 0.
  */
 #define _GNU_SOURCE
@@ -59,8 +59,8 @@ static void print(Buffer *buffer, const char *format, ...) {
 typedef struct { size_t begin, size; } Span;
 
 static size_t num_tokens;
-static Buffer ids, texts, logprobs;          /* everything, one after the other */
-static Span *id_of, *text_of, *logprob_of;   /* where token i stands in them; ids begin with a comma */
+static Buffer ids, texts, logprobs[2];         /* everything, one after the other; log-probs by text, by id */
+static Span *id_of, *text_of, *logprob_of[2];  /* where token i stands in them; ids begin with a comma */
 
 static void load_stream(const char *path) {
     FILE *file = fopen(path, "r");
@@ -71,29 +71,36 @@ static void load_stream(const char *path) {
     unsigned state = 12345;
     while ((size = getline(&line, &room, file)) > 0) {
         if (line[size - 1] == '\n') line[--size] = 0;
-        char *tab = strchr(line, '\t');
-        if (!tab) continue;
+        char *tab = strchr(line, '\t'), *bytes = tab ? strchr(tab + 1, '\t') : NULL;
+        if (!bytes) continue;
         if (num_tokens == known) {
             known = known ? known * 2 : 4096;
             id_of = realloc(id_of, known * sizeof(Span));
             text_of = realloc(text_of, known * sizeof(Span));
-            logprob_of = realloc(logprob_of, known * sizeof(Span));
+            for (int by_id = 0; by_id < 2; by_id++) logprob_of[by_id] = realloc(logprob_of[by_id], known * sizeof(Span));
         }
-        *tab = 0;
+        *tab = *bytes++ = 0;
         size_t i = num_tokens++;
         id_of[i].begin = ids.size;
         print(&ids, ",%s", line);
         id_of[i].size = ids.size - id_of[i].begin;
-        text_of[i] = (Span){texts.size, (size_t)size - (size_t)(tab + 1 - line)};
+        text_of[i] = (Span){texts.size, strlen(tab + 1)};
         append(&texts, tab + 1, text_of[i].size);
         state = state * 1664525u + 1013904223u;
         float value = -(float)(state >> 8) / 16777216.0f * 2.5f;
-        logprob_of[i].begin = logprobs.size;
-        print(&logprobs, ",{\"token\":\"token_id:%s\",\"logprob\":%.17g,\"bytes\":[116,111,107,101,110,95,105,100,58",
-              line, (double)value);
-        for (char *digit = line; *digit; digit++) print(&logprobs, ",%d", *digit);
-        print(&logprobs, "],\"top_logprobs\":[]}");
-        logprob_of[i].size = logprobs.size - logprob_of[i].begin;
+        for (int by_id = 0; by_id < 2; by_id++) {
+            Buffer *out = &logprobs[by_id];
+            logprob_of[by_id][i].begin = out->size;
+            if (by_id) {
+                print(out, ",{\"token\":\"token_id:%s\",\"logprob\":%.17g,\"bytes\":[116,111,107,101,110,95,105,100,58",
+                      line, (double)value);
+                for (char *digit = line; *digit; digit++) print(out, ",%d", *digit);
+            } else {
+                print(out, ",{\"token\":\"%s\",\"logprob\":%.17g,\"bytes\":[%s", tab + 1, (double)value, bytes);
+            }
+            print(out, "],\"top_logprobs\":[]}");
+            logprob_of[by_id][i].size = out->size - logprob_of[by_id][i].begin;
+        }
     }
     free(line);
     fclose(file);
@@ -146,7 +153,7 @@ typedef struct {
     size_t prompt, sampled, next;   /* of the call under way; `next` is the next token of a stream */
     long wait_ms, gap_ms;
     Buffer given;                   /* prompt ids that the request brought, as text */
-    int probe;
+    int probe, by_id;
     double temperature;
 } Connection;
 
@@ -263,7 +270,7 @@ static void answer_call(Connection *connection) {
     print(&body, "\",\"refusal\":null,\"annotations\":null,\"audio\":null,\"function_call\":null,\"tool_calls\":[],"
                  "\"reasoning\":null},\"logprobs\":{\"content\":[");
     if (connection->probe) append_probe(&body, connection);
-    else append_tokens(&body, &logprobs, logprob_of, prompt, sampled, 1);
+    else append_tokens(&body, &logprobs[connection->by_id], logprob_of[connection->by_id], prompt, sampled, 1);
     print(&body, "]},\"finish_reason\":\"stop\",\"stop_reason\":null,\"token_ids\":[");
     if (connection->probe) print(&body, "10,11");
     else append_tokens(&body, &ids, id_of, prompt, sampled, 1);
@@ -304,7 +311,7 @@ static int answer_event(Connection *connection) {
         print(&event, "[{\"index\":0,\"delta\":{\"content\":\"");
         append_tokens(&event, &texts, text_of, at, 1, 0);
         print(&event, "\"},\"logprobs\":{\"content\":[");
-        append_tokens(&event, &logprobs, logprob_of, at, 1, 1);
+        append_tokens(&event, &logprobs[connection->by_id], logprob_of[connection->by_id], at, 1, 1);
         print(&event, "]},\"finish_reason\":%s,\"token_ids\":[", step == sampled ? "\"stop\",\"stop_reason\":null" : "null");
         append_tokens(&event, &ids, id_of, at, 1, 1);
         print(&event, "]}]}");
@@ -368,6 +375,8 @@ static void read_call(Connection *connection, const char *body, size_t size) {
     connection->stream = at && *at == 't';
     at = value_of(body, size, "\"top_logprobs\"");
     connection->probe = at && *at == '5';
+    at = value_of(body, size, "\"return_tokens_as_token_ids\"");
+    connection->by_id = at && *at == 't';
     if (connection->probe) {
         at = value_of(body, size, "\"temperature\"");
         connection->temperature = at ? atof(at) : 1.0;

@@ -52,9 +52,16 @@ def ids(begin: int, end: int) -> list[int]:
 
 
 def write_stream(path: Path) -> None:
-    """The token stream as the mock engine reads it: id, tab, text inside a JSON string."""
+    """The token stream as the mock engine reads it: id, text inside a JSON string, bytes, by tabs."""
     everything = zip(ids(0, len(tokens())), tokens(), strict=True)
-    path.write_text("".join([f"{number}\t{json.dumps(token)[1:-1]}\n" for number, token in everything]))
+    path.write_text(
+        "".join(
+            [
+                f"{number}\t{json.dumps(token)[1:-1]}\t{','.join(map(str, token.encode()))}\n"
+                for number, token in everything
+            ]
+        )
+    )
 
 
 def text(begin: int, end: int) -> str:

@@ -22,7 +22,7 @@ from schemas.policies import BASE_VERSION, PolicyVersion
 EngineKind = Literal["vllm", "openai"]
 
 _BEYOND_OPENAI = (
-    "return_token_ids", "return_tokens_as_token_ids", "top_k", "min_p", "repetition_penalty",
+    "return_token_ids", "top_k", "min_p", "repetition_penalty",
     "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents",
     "mm_processor_kwargs", "skip_special_tokens", "stop_token_ids", "top_logprobs", "logprobs",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",

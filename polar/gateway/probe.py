@@ -141,7 +141,9 @@ def _neutral(temperature: float) -> dict[str, Any]:
 async def _ask(engine: EngineClient, model: str, sampling: Mapping[str, Any]) -> TopLogprobs:
     body, used = engine_body(_QUESTION, SamplingSpec(), trainable=True, model=model)
     body = {name: value for name, value in body.items() if name not in used} | {"max_tokens": 2, **sampling}
-    async with engine.chat(body | {"top_logprobs": _TOP}, PROBE_HEADERS) as response:
+    # By ids, since several tokens may have one text. Calls do not ask for that: it makes answers longer.
+    named = {"top_logprobs": _TOP, "return_tokens_as_token_ids": True}
+    async with engine.chat(body | named, PROBE_HEADERS) as response:
         data = await response.read()
     if response.status != 200:
         raise EngineStatusError(

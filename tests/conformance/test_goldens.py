@@ -52,7 +52,7 @@ def told(case: dict[str, Any]) -> dict[str, Any]:
         "sampling_asked",
         "untrainable",
     )
-    left_out = ("logprobs", "top_logprobs", "return_token_ids", "return_tokens_as_token_ids", "model")
+    left_out = ("logprobs", "top_logprobs", "return_token_ids", "model")
     record = json.loads(built.data)
     return {
         "engine": {name: value for name, value in body.items() if name not in left_out},

@@ -76,7 +76,6 @@ def engine_body(
         "logprobs": True,
         "top_logprobs": 0,
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
     }
     if request.tools:
         is_strict = trainable and any(map(_is_strict, request.tools))
