@@ -86,6 +86,7 @@ class Response:
         self._error: BrokenOffError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._wants_all = False
+        self._is_released = False
 
     async def read(self) -> bytes:
         """All that has not been read. Raises BrokenOffError."""
@@ -104,7 +105,9 @@ class Response:
 
     def release(self) -> None:
         """Nobody reads on: the connection serves the next request, or ends where the rest is not here."""
-        self._line.release(self)
+        if not self._is_released:
+            self._is_released = True
+            self._line.release(self)
 
     async def begun(self) -> None:
         """Wait for the head. Raises BrokenOffError."""
@@ -166,7 +169,6 @@ class _Line(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._response: Response | None = None
         self._head_bytes = 0
-        self._headers: dict[str, str] = {}
         self._is_interim = False
         """What comes is a 1xx, which an answer follows."""
         self._keeps_alive = True
@@ -184,22 +186,19 @@ class _Line(asyncio.Protocol):
         """Send a request; its answer as it comes."""
         self._response = response = Response(self)
         self._head_bytes = 0
-        self._headers = response.headers
         self._transport.writelines((head, data))
         return response
 
     def resume(self) -> None:
         """Who reads wants more."""
-        if self._is_paused:
+        if self._is_paused and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
     def release(self, response: Response) -> None:
         """Its answer is done with, read or not."""
-        if response is not self._response:
-            return
-        self._response = None
-        if response.is_whole and self.is_usable:
+        was_mine, self._response = response is self._response, None
+        if was_mine and response.is_whole and self.is_usable:
             self.resume()
             self._is_reused = True
             self.idle_since = asyncio.get_running_loop().time()
@@ -221,19 +220,17 @@ class _Line(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Some of an answer."""
-        if self._response is None or self._response.is_whole:
-            self._keeps_alive = False  # nobody asked for that
-            if self._response is None:
-                self.close()
+        response = self._response
+        if response is None or response.is_whole:
+            self.close()  # nobody asked for that
             return
-        if not self._response.status:
-            self._head_bytes += len(data)
+        self._head_bytes += 0 if response.status else len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._break(f"it answers no HTTP ({error})")
-        if self._head_bytes > MAX_HEAD_BYTES and not self._response.status:
-            self._break(f"the head of its answer is over {MAX_HEAD_BYTES} bytes")
+            self._break(response, f"it answers no HTTP ({error})")
+        if self._head_bytes > MAX_HEAD_BYTES and not response.status:
+            self._break(response, f"the head of its answer is over {MAX_HEAD_BYTES} bytes")
 
     def connection_lost(self, error: Exception | None) -> None:
         """It has ended."""
@@ -244,7 +241,7 @@ class _Line(asyncio.Protocol):
         response = self._response
         if response is None or response.is_whole:
             return
-        if response.status and _is_until_close(self._headers) and error is None:
+        if response.status and _is_until_close(response.headers) and error is None:
             response.end()
             return
         is_stale = self._is_reused and not self._head_bytes
@@ -252,17 +249,25 @@ class _Line(asyncio.Protocol):
 
     # -- httptools --------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        """A head comes: the answer's, or one that nobody asked for."""
+        if self._response is not None and self._response.is_whole:
+            self._keeps_alive, self._response = False, None
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if self._response is not None:
+            self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
         status = self._parser.get_status_code()
         self._is_interim = status < 200
+        if self._response is None:
+            return
         if self._is_interim:
-            self._headers.clear()
-        elif self._response is not None:
+            self._response.headers.clear()
+        else:
             self._response.begin(status)
 
     def on_body(self, body: bytes) -> None:
@@ -277,10 +282,9 @@ class _Line(asyncio.Protocol):
             self._keeps_alive = self._parser.should_keep_alive()
             self._response.end()
 
-    def _break(self, why: str) -> None:
+    def _break(self, response: Response, why: str) -> None:
         self._keeps_alive = False
-        if self._response is not None:
-            self._response.fail(BrokenOffError(why))
+        response.fail(BrokenOffError(why))
         self.close()
 
 
@@ -345,6 +349,8 @@ class Upstream:
 
 
 async def _answered(line: _Line, head: bytes, data: bytes) -> Response:
+    if not line.is_usable:
+        raise BrokenOffError("the connection ended at once")
     response = line.ask(head, data)
     try:
         await response.begun()
