@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import cramjam
+import zstandard
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from bench.gateway.deployment import Broker, Gateway
@@ -13,7 +14,7 @@ from bench.gateway.load import Client, request
 from bench.gateway.workload import SessionLoad, ids
 from polar.core.dialects.engine_answer import load_call
 from polar.core.session_history import EncodedMessages, EncodedTools, SessionHistory
-from polar.core.token_text import sound
+from polar.core.token_text import TokenText, sound
 from polar.kafka.reader import read_all_raw
 from schemas.base import canonical_json
 from schemas.calls import CallRecord
@@ -47,24 +48,31 @@ def session_on_the_log(broker: Broker, gateway: Gateway, load: SessionLoad) -> d
 
 
 def record_cpu_us(load: SessionLoad) -> float:
-    """CPU a call for its ids: read from the engine's bytes, delta-encoded, compressed, remembered."""
+    """CPU a call for its ids: read from the engine's bytes, compared with those that it was sent,
+    delta-encoded, compressed, remembered. The first prompt is the engine's own, as in the gateway."""
     history = SessionHistory()
+    compressor = zstandard.ZstdCompressor(level=_LEVEL)  # kept, as polar.kafka.compat does
     tools, messages = EncodedTools.of(()), EncodedMessages.of(())
     everything = ids(0, load.last_prompt + load.sampled)
-    answers = []
+    answers, sent = [], []
     for call in range(load.calls):
         size = load.prompt(call)
         choice = {"token_ids": everything[size : size + load.sampled]}
         answer = {"choices": [choice], "prompt_token_ids": everything[:size]}
         answers.append(json.dumps(answer, separators=(",", ":")).encode())
+        sent.append(TokenText.of(everything[:size]) if call else None)
     begun = time.thread_time()
-    for seq, data in enumerate(answers, start=1):
+    for seq, (data, asked) in enumerate(zip(answers, sent, strict=True), start=1):
         body = load_call(data)
-        prompt, sampled = sound(body["prompt_token_ids"]), sound(body["choices"][0]["token_ids"])
-        delta = None if prompt is None else history.prompt(prompt)
-        if prompt is None or delta is None or sampled is None:
+        prompt, sampled = body["prompt_token_ids"], sound(body["choices"][0]["token_ids"])
+        if asked is not None:
+            if asked != prompt:
+                raise RuntimeError("the engine answers another prompt")
+            prompt = asked
+        delta = history.prompt(prompt)
+        if delta is None or sampled is None or len(prompt) != load.prompt(seq - 1):
             raise RuntimeError("these are no ids")
-        cramjam.zstd.compress(delta.new.text + sampled.text, level=_LEVEL)
+        compressor.compress(delta.new.text + sampled.text)
         history.remember(seq, prompt.followed_by(sampled), messages, tools)
     return 1e6 * (time.thread_time() - begun) / load.calls
 

@@ -19,6 +19,8 @@ _NO_LOGPROB = -9999.0
 # A quote inside a JSON text has a backslash before it, so these stand nowhere but between values.
 _IDS = b'"prompt_token_ids":'
 _IDS_BEGIN = _IDS + b"["
+_LONG_IDS = 40_000
+"""Bytes from behind in which they are looked for first."""
 _FIRST_BYTES = 64
 """Of a list with spaces between its items one is found here."""
 _LOGPROBS = b'"logprobs":'
@@ -80,7 +82,9 @@ def _read_logprobs(data: bytes) -> Logprobs:
 
 
 def _cut_ids(data: bytes) -> tuple[TokenText | None, bytes]:
-    begin = data.rfind(_IDS_BEGIN)  # vLLM says them near the end
+    # They are the last of much in vLLM's answers; where they are long, what stands before them is shorter.
+    begin = data.rfind(_IDS_BEGIN, -_LONG_IDS)
+    begin = data.find(_IDS_BEGIN) if begin < 0 else begin
     end = data.find(b"]", begin)
     if begin < 0 or end < 0 or b" " in data[begin : min(end, begin + _FIRST_BYTES)]:
         return None, data
