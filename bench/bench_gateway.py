@@ -83,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and record; `argv` without the program's name."""
     made = parser("gateway", __doc__)
     made.add_argument("--rounds", type=int, default=3, help="rounds of each measurement; medians are shown")
-    made.add_argument("--calls", type=int, default=300, help="calls of a round")
+    made.add_argument(
+        "--calls", type=int, default=1000, help="calls of a round: the gateway's take a second then"
+    )
     made.add_argument(
         "--peers",
         action=BooleanOptionalAction,

@@ -121,5 +121,5 @@ def _vllm_router(programs: Path, folder: Path, port: int, engine: int) -> Sequen
 PEERS: tuple[Peer, ...] = (
     Peer("litellm", "litellm[proxy]==1.108.7", _litellm, "/health/liveliness", calls=40),
     Peer("rllm", "rllm-model-gateway==0.1.0", _rllm, "/health", calls=150, session_prefix="/sessions/{}"),
-    Peer("vllm_router", "vllm-router==0.1.17", _vllm_router, "/health", calls=300),
+    Peer("vllm_router", "vllm-router==0.1.17", _vllm_router, "/health", calls=3000),
 )

@@ -64,13 +64,12 @@ def record_cpu_us(load: SessionLoad) -> float:
     begun = time.thread_time()
     for seq, (data, asked) in enumerate(zip(answers, sent, strict=True), start=1):
         body = load_call(data)
-        prompt, sampled = body["prompt_token_ids"], sound(body["choices"][0]["token_ids"])
-        if asked is not None:
-            if asked != prompt:
-                raise RuntimeError("the engine answers another prompt")
-            prompt = asked
-        delta = history.prompt(prompt)
-        if delta is None or sampled is None or len(prompt) != load.prompt(seq - 1):
+        told, sampled = body["prompt_token_ids"], sound(body["choices"][0]["token_ids"])
+        if asked is not None and asked != told:
+            raise RuntimeError("the engine answers another prompt")
+        prompt = asked or (told if isinstance(told, TokenText) else sound(told))
+        delta = None if prompt is None else history.prompt(prompt)
+        if prompt is None or delta is None or sampled is None or len(prompt) != load.prompt(seq - 1):
             raise RuntimeError("these are no ids")
         compressor.compress(delta.new.text + sampled.text)
         history.remember(seq, prompt.followed_by(sampled), messages, tools)
