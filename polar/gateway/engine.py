@@ -85,8 +85,9 @@ class EngineCall(AbstractAsyncContextManager[Response]):
         self._response: Response
 
     async def __aenter__(self) -> Response:
+        data, self._data = self._data, b""  # not needed while the answer is waited for
         try:
-            self._response = await self._upstream.post(self._origin, self._data, self._headers)
+            self._response = await self._upstream.post(self._origin, data, self._headers)
         except UnreachableError as error:
             raise EngineDownError(f"engine {self._engine_id} cannot be reached: {error}") from error
         except BrokenOffError as error:

@@ -112,17 +112,15 @@ async def running_parts(
     log: LogSettings, settings: GatewaySettings, secret: bytes, new_writer: WriterFactory
 ) -> AsyncIterator[Parts]:
     """The parts with their background tasks, until the block ends. Raises SettingsError."""
+    http = EngineHttp()
     try:
-        urls = engine_urls(settings.engines)
-    except ValueError as error:
-        raise SettingsError(f"POLAR_GATEWAY_ENGINES: {error}") from error
-    if not urls:
-        raise SettingsError("POLAR_GATEWAY_ENGINES names no engine; give the base URL of a vLLM server")
-    api_key = load_engine_key(settings.engine_key_file)
+        clients = _clients(settings, http)
+    except SettingsError:
+        await http.close()
+        raise
     folder = log.data_dir / "gateway" / settings.id
     spool = Spool(folder)
     rows = ContinuityRows(folder / "continuity")
-    http = EngineHttp()
     try:
         sender = SpoolSender(spool, new_writer)
         sessions = SessionTable(spool, rows, settings.id, settings.history_max_bytes)
@@ -130,13 +128,8 @@ async def running_parts(
         prompts = await _prompts(settings)
         engines = EnginePool(
             [
-                new_adapter(
-                    settings.engine_kind,
-                    EngineClient(name, url, http, api_key=api_key, reasoning_field=settings.reasoning_field),
-                    settings.model,
-                    prompts.renderer,
-                )
-                for name, url in urls.items()
+                new_adapter(settings.engine_kind, client, settings.model, prompts.renderer)
+                for client in clients
             ],
             probe_seconds=settings.probe_seconds,
             wait_seconds=settings.engine_wait_seconds,
@@ -171,6 +164,21 @@ async def running_parts(
         await http.close()
         rows.close()
         spool.close()
+
+
+def _clients(settings: GatewaySettings, http: EngineHttp) -> list[EngineClient]:
+    """Of the engines that settings name. Raises SettingsError."""
+    api_key = load_engine_key(settings.engine_key_file)
+    try:
+        clients = [
+            EngineClient(name, url, http, api_key=api_key, reasoning_field=settings.reasoning_field)
+            for name, url in engine_urls(settings.engines).items()
+        ]
+    except ValueError as error:
+        raise SettingsError(f"POLAR_GATEWAY_ENGINES: {error}") from error
+    if not clients:
+        raise SettingsError("POLAR_GATEWAY_ENGINES names no engine; give the base URL of a vLLM server")
+    return clients
 
 
 async def _prompts(settings: GatewaySettings) -> Prompts:

@@ -59,8 +59,10 @@ class Origin:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no http or https URL")
+        if parts.username is not None:
+            raise ValueError("an engine's URL holds no user: give its key as a file")
         fields = {
-            "Host": parts.netloc.rpartition("@")[2],
+            "Host": parts.netloc,
             "User-Agent": "polar",
             "Accept": "*/*",
             "Accept-Encoding": "identity",

@@ -6,7 +6,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar.errors import SettingsError
 from polar.gateway import upstream
+from polar.gateway.parts import running_parts
 from polar.gateway.upstream import BrokenOffError, Origin, UnreachableError, Upstream
+from polar.settings import GatewaySettings, LogSettings
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -335,6 +338,15 @@ def certificate(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(path, key)
     return path, context
+
+
+@pytest.mark.parametrize("url", ["http://", "http://engine:port", "http://user:secret@engine:8000"])
+async def test_a_gateway_with_such_a_url_does_not_start(tmp_path: Path, url: str) -> None:
+    settings = GatewaySettings(id="g", engines=f"engine-0={url}", model="policy")
+    with pytest.raises(SettingsError, match="POLAR_GATEWAY_ENGINES") as raised:
+        async with running_parts(LogSettings(data_dir=tmp_path), settings, b"s", nullcontext):
+            pass
+    assert "secret" not in str(raised.value)
 
 
 async def test_an_engine_behind_tls_must_prove_its_name(
