@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 FORGET_SECONDS = 24 * 3600
 """A session is remembered so long after its key expired: it may be sealed late, or twice."""
-SEGMENT_BYTES = 32 * 1024 * 1024
+SEGMENT_BYTES = 64 * 1024 * 1024
 """At this size the journal goes on in a new segment, so that the old one can go."""
 _HELD_BYTES = 16 * 1024 * 1024
 """Waiting records up to so many bytes stay in memory; the rest is read again when its turn comes."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar.core import token_text
 from polar.core.dialects import engine_answer
 from polar.core.dialects.answer_json import Logprobs, clean, load_answer
 from polar.core.dialects.engine_answer import AnswerError
@@ -162,6 +163,13 @@ def test_what_is_sound_is_what_a_record_can_hold(text: str) -> None:
     else:
         with pytest.raises(ValueError, match="something else"):
             TokenTextColumn.from_text(text)
+
+
+@given(st.binary(min_size=1, max_size=9) | st.text("0189,-./:+", min_size=1).map(str.encode))
+def test_long_texts_are_scanned_as_short_ones(text: bytes) -> None:
+    assert token_text._scan_long(text) == token_text._scan_short(text)
+    long = TokenText(text + b",123" * token_text._LONG)
+    assert (len(long), long.is_sound()) == (long.text.count(b",") + 1, TokenText(text).is_sound())
 
 
 def test_what_is_no_id_reads_as_minus_one() -> None:
