@@ -12,6 +12,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _started: "list[Process]" = []
+_ports = iter(range(12_000 + os.getpid() % 5000 * 2, 32_000, 2))
 
 
 class Process:
@@ -89,9 +90,22 @@ def stop_all() -> None:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port on loopback that, like the one after it, nobody listens on; never the same twice.
+
+    Below those that the kernel gives to outgoing connections: what was free there may be taken meanwhile.
+    """
+    for port in _ports:
+        if _is_free(port) and _is_free(port + 1):
+            return port
+    raise RuntimeError("no port is free")
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _parent(entry: Path) -> int | None:
