@@ -28,6 +28,8 @@ _PASSED = (
     "chat_template_kwargs", "documents", "add_generation_prompt", "continue_final_message",
     "mm_processor_kwargs", "skip_special_tokens", "user",
 )  # fmt: skip
+READ_FIELDS = tuple(dict.fromkeys((*_DISTRIBUTION, *_LIMITS, *_CONSTRAINTS, *_PASSED)))
+"""Fields of a request that are looked at here."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Words for `reasoning_effort` that engines know; `none` renders a prompt without thinking."""
 _NEUTRAL: Mapping[str, float] = {

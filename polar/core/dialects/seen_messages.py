@@ -8,19 +8,43 @@ is only noted while more than half of the room is taken.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
 
 from polar.core.dialects.body import load_value
+from polar.core.dialects.engine_body import READ_FIELDS
 from polar.core.session_history import MAX_TOOL_LISTS, EncodedMessages, EncodedTools
 
 MAX_BYTES = 64 * 1024 * 1024
 """Of the messages' own text; in memory they are a few times as large."""
 _body = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list = msgspec.json.Decoder(list[msgspec.Raw])
+_USUAL = tuple(
+    name
+    for name in (
+        *READ_FIELDS, "model", "stream", "stream_options", "include_reasoning", "logprobs", "top_logprobs",
+        "store", "metadata", "service_tier", "prompt_cache_key", "safety_identifier", "verbosity",
+    )
+    if name.isidentifier()
+)  # fmt: skip
+"""Fields in bodies that are read in one pass; a body with any other one takes two."""
+_ABSENT = msgspec.Raw(b"")
+_usual = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "UsualBody",
+        [
+            ("messages", list[msgspec.Raw]),
+            ("tools", msgspec.Raw, _ABSENT),
+            *((name, msgspec.Raw, _ABSENT) for name in _USUAL),
+        ],
+        forbid_unknown_fields=True,
+    )
+)
+_parts_of = attrgetter("messages", "tools", *_USUAL)
 
 Reader = Callable[[Any, int], dict[str, Any]]
 """(item, index) → canonical message. Raises RequestError."""
@@ -39,13 +63,33 @@ class SplitBody:
 def split(raw: bytes) -> SplitBody | None:
     """None where the body is anything but an object with a list of messages."""
     try:
-        parts = _body.decode(raw)
-        messages = [bytes(item) for item in _list.decode(parts.pop("messages"))]
-        tools = bytes(parts.pop("tools", b""))
-        fields = {name: load_value(bytes(part)) for name, part in parts.items()}
-    except (msgspec.MsgspecError, KeyError, ValueError):
+        messages, tools, parts = _split_usual(raw)
+    except msgspec.MsgspecError:
+        try:
+            messages, tools, parts = _split_any(raw)
+        except (msgspec.MsgspecError, KeyError):
+            return None
+    try:
+        fields = {name: load_value(bytes(part)) for name, part in parts}
+    except ValueError:
         return None
-    return SplitBody(fields, messages, tools)
+    return SplitBody(fields, [bytes(item) for item in messages], bytes(tools))
+
+
+Parts = tuple[list[msgspec.Raw], msgspec.Raw, Iterable[tuple[str, msgspec.Raw]]]
+"""Messages, tools, the other fields."""
+
+
+def _split_usual(raw: bytes) -> Parts:
+    messages, tools, *others = _parts_of(_usual.decode(raw))
+    named = zip(_USUAL, others, strict=True)
+    return messages, tools, [(name, part) for name, part in named if part is not _ABSENT]
+
+
+def _split_any(raw: bytes) -> Parts:
+    parts = _body.decode(raw)
+    messages = _list.decode(parts.pop("messages"))
+    return messages, parts.pop("tools", _ABSENT), parts.items()
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,8 @@ bodies = st.fixed_dictionaries(
     {"messages": st.lists(items, max_size=5) | values},
     optional={"tools": st.lists(
               st.just({"type": "function", "function": {"name": "f"}}) | values, max_size=2),
-              "temperature": values, "stream": values, "n": values, "model": values},
+              "temperature": values, "stream": values, "n": values, "model": values, "unknown": values,
+              "metadata": values, "stop": values},
 )  # fmt: skip
 
 
@@ -96,3 +97,22 @@ def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = dialect._seen
     assert sum(map(len, seen._messages)) == seen._size <= 1000
     assert len(seen._tools) == seen_messages.MAX_TOOL_LISTS
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1, "stop": ["a"]}, {"unknown": {"a": [1]}, "n": 2}])
+def test_fields_that_nobody_knows_are_split_off_like_others(fields: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [{"b": 1}], **fields}
+    found = seen_messages.split(json.dumps(body).encode())
+    assert found is not None
+    assert found.fields == fields
+    assert [json.loads(item) for item in found.messages] == body["messages"]
+    assert json.loads(found.tools) == body["tools"]
+
+
+def test_of_fields_that_come_twice_the_last_counts() -> None:
+    raw = b'{"n":1,"messages":[1],"tools":[2],"n":3,"messages":[{"a":4}],"tools":[5]}'
+    for data in (raw, raw.replace(b'"n":3', b'"x":3')):
+        found = seen_messages.split(data)
+        assert found is not None
+        assert (found.messages, found.tools) == ([b'{"a":4}'], b"[5]")
+        assert found.fields == {**({"n": 3} if data is raw else {"n": 1, "x": 3})}
