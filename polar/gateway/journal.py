@@ -204,6 +204,8 @@ class Journal:
         if len(fixed) < _FRAME.size:
             return None
         size, digest, head_size = _FRAME.unpack(fixed)
+        if size > os.fstat(segment.descriptor).st_size - offset:
+            return None  # what stood there before may name any size, and room is made before it is read
         content = os.pread(segment.descriptor, size, offset + _FRAME.size)
         if len(content) < size or checksum(content, seed=segment.number) != digest:
             return None

@@ -94,3 +94,28 @@ def test_an_opened_journal_goes_on_in_a_new_segment(tmp_path: Path) -> None:
     journal.append({"kind": "change"})
     journal.close()
     assert [head["kind"] for head in heads(tmp_path)] == ["state", "state", "change"]
+
+
+def test_what_stood_in_a_file_before_makes_no_room_for_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    journal.begin_segment({"kind": "state"})
+    journal.append({"kind": "change"}, [b"1,2345,678," * 1000])
+    journal.begin_segment({"kind": "state"})
+    journal.release(journal.segment)
+    # Its end lies in the middle of the text of before, whose digits read as a size of a gigabyte.
+    journal.begin_segment({"kind": "state", "filling": "x" * 500})
+    path = max(tmp_path.glob("segment-0*"))
+    journal.release(journal.segment)
+    journal.close()
+    asked: list[int] = []
+    pread = os.pread
+
+    def note_size(descriptor: int, size: int, offset: int) -> bytes:
+        asked.append(size)
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", note_size)
+    assert [head["kind"] for head in heads(tmp_path)] == ["state"]
+    assert max(asked) <= path.stat().st_size
