@@ -76,11 +76,7 @@ def digest(*parts: bytes) -> str:
     pieces: list[bytes] = []
     for part in parts:
         pieces += (len(part).to_bytes(8, "little"), part)
-    last = pieces.pop() if pieces else b""
-    # The last part, which may be the only one and large, is not copied.
-    state = hashlib.sha256(b"".join(pieces))
-    state.update(last)
-    return state.hexdigest()
+    return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
 def digest_of(*models: WireModel) -> str:

@@ -2,13 +2,14 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from polar.supervision.ports import is_free
 
 _PROC = Path("/proc")
 _started: "list[Process]" = []
@@ -95,17 +96,9 @@ def free_port() -> int:
     Below those that the kernel gives to outgoing connections: what was free there may be taken meanwhile.
     """
     for port in _ports:
-        if _is_free(port) and _is_free(port + 1):
+        if is_free(port) and is_free(port + 1):
             return port
     raise RuntimeError("no port is free")
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def _parent(entry: Path) -> int | None:
