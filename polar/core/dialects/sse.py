@@ -2,6 +2,9 @@
 
 Invariant: the events are a function of the concatenated bytes; where a read ends (inside a
 character, a field name, or between CR and LF) never matters.
+
+The standard has a reader skip fields that it does not know. Engines send none, so such a line is a
+`data` line that was damaged on its way, and to skip it would lose tokens out of the middle.
 """
 
 import re
@@ -12,6 +15,8 @@ MAX_EVENT_BYTES = 64 * 1024 * 1024
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
+_IGNORED_FIELDS = (b"", b"id", b"retry")
+"""Comments have no name."""
 
 
 class SseError(ValueError):
@@ -39,7 +44,7 @@ class SseDecoder:
         self._name = ""
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """Events that are complete with these bytes. Raises SseError above the size limit."""
+        """Events that are complete with these bytes. Raises SseError."""
         if not chunk:
             return []
         if (plain := self._plain_events(chunk)) is not None:
@@ -101,6 +106,8 @@ class SseDecoder:
             self._data.append(value)
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
+        elif field not in _IGNORED_FIELDS:
+            raise SseError(f"the event stream has a line that is no field of one: {line[:40]!r}")
 
 
 def frame(data: bytes) -> bytes:

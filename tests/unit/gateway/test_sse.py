@@ -1,5 +1,7 @@
 """Event streams: the events never depend on where reads end."""
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,12 +55,24 @@ def test_any_split_gives_the_same_events(stream: tuple[bytes, list[SseEvent]], d
     assert decoder.finish() == []
 
 
-@given(st.binary(max_size=200))
+def decoded(reads: Iterable[bytes]) -> list[SseEvent] | None:
+    """The events; None for what is no stream."""
+    decoder = SseDecoder()
+    try:
+        return [event for read in reads for event in decoder.feed(read)] + decoder.finish()
+    except SseError:
+        return None
+
+
+@given(st.binary(max_size=200) | st.text("data:id\r\n ", max_size=60).map(str.encode))
 def test_any_bytes_byte_by_byte(raw: bytes) -> None:
-    whole, single = SseDecoder(), SseDecoder()
-    expected = whole.feed(raw) + whole.finish()
-    got = [event for byte in raw for event in single.feed(bytes([byte]))]
-    assert got + single.finish() == expected
+    assert decoded([raw]) == decoded(raw[place : place + 1] for place in range(len(raw)))
+
+
+@pytest.mark.parametrize("damage", [b"\x00", b"x", b" ", b"d", b"data"])
+def test_a_damaged_line_is_not_skipped(damage: bytes) -> None:
+    with pytest.raises(SseError, match="no field of one"):
+        SseDecoder().feed(b"data: 1\n\n" + damage + b"data: 2\n\ndata: 3\n\n")
 
 
 def test_a_stream_that_lacks_its_last_line_end_still_ends_with_its_event() -> None:
