@@ -135,8 +135,11 @@ class GatewaySettings(BaseSettings):
     request is a call of its own, also beside an equal one that is under way."""
     retry_max_bytes: Annotated[int, Field(ge=0)] = 64 << 20
     """Memory for answers that may be asked for again; the oldest go first."""
+    durable_on: Literal["disk_or_log", "log"] = "disk_or_log"
+    """An answer ends when its record is fsynced in the spool or on the log, whichever is first.
+    `log`: on the log, for spools on disks that do not outlive their machine."""
     broker_grace_ms: int = 100
-    """An answer waits so long for the broker, then for the spool's fsync."""
+    """An answer that waits for the log alone waits so long, then for the spool's fsync, too."""
     spool_max_bytes: int = 1 << 30
     """At this size new calls get 503 with Retry-After; nothing is dropped."""
     max_in_flight: int = 256

@@ -119,7 +119,7 @@ def admin_routes(parts: Parts, secret: bytes) -> list[Route]:
         parts.retries.forget(body.session_id)
         parts.sender.wake()
         try:
-            await parts.recorder.durable(record_id)
+            await parts.recorder.on_log(record_id)
         except OSError as error:
             raise unavailable(f"the seal cannot be kept: {error}", "spool_error") from error
         return JSONResponse({"calls": calls})

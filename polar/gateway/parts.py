@@ -72,6 +72,7 @@ class Parts:
             "spool_records": self.spool.num_records,
             "spool_bytes": self.spool.size_bytes,
             "refused_records_total": self.sender.refused,
+            "durable_records_by_arrival_total": self.sender.durable_by,
             "is_ready": self.trouble is None,
             "records_by_fate_total": self.recorder.counters,
             "refusals_by_status_total": {str(status): n for status, n in self.proxy.refusals.items()},
@@ -135,7 +136,10 @@ async def running_parts(
             wait_seconds=settings.engine_wait_seconds,
         )
         drains = Drains(folder / "drains.json", engines)
-        recorder = Recorder(sessions, sender, prompts, settings.broker_grace_ms / 1000)
+        recorder = Recorder(
+            sessions, sender, prompts, settings.broker_grace_ms / 1000,
+            tries_disk=settings.durable_on == "disk_or_log",
+        )  # fmt: skip
         retries = Retries(settings.retry_max_bytes, settings.retry_seconds)
         proxy = ModelProxy(settings, secret, spool, sessions, engines, recorder, retries, prompts)
         parts = Parts(

@@ -3,13 +3,13 @@
     harness ──▶ admit ──▶ reserve seq ──▶ engine ══▶ chunks flow at once ══▶ harness
                   │ 401 · 400 · 413 · 429 · 503      │ last chunk held back
                   ▼ nothing was dispatched           ▼
-                refused                       record → spool → broker ack, or fsync → end of answer
+                refused                       record → spool → fsync, or broker ack → end of answer
 
 | waits for | who unblocks it |
 |---|---|
 | the engine | its answer, or the client's leaving, a seal, a shutdown: all cancel the call |
 | the client's reading | the same |
-| the record | the broker within the grace, else the disk |
+| the record | the disk or the broker; with many records under way the broker, after the grace the disk |
 
 Invariant: from the reservation on, exactly one record per number is spooled, and the harness
 sees the end of an answer only after that record is durable.

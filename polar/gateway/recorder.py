@@ -23,12 +23,20 @@ class Recorder:
     """Records the calls of all sessions."""
 
     def __init__(
-        self, sessions: SessionTable, sender: SpoolSender, prompts: Prompts, grace_seconds: float
+        self,
+        sessions: SessionTable,
+        sender: SpoolSender,
+        prompts: Prompts,
+        grace_seconds: float,
+        *,
+        tries_disk: bool,
     ) -> None:
+        """`tries_disk`: whether an answer may end on an fsync before the broker is late."""
         self._sessions = sessions
         self._prompts = prompts
         self._sender = sender
         self._grace_seconds = grace_seconds
+        self._tries_disk = tries_disk
         self.counters: Counter[str] = Counter()
         """Records by delivery and by reason why they are not trained."""
 
@@ -62,5 +70,9 @@ class Recorder:
         return record_id
 
     async def durable(self, record_id: int) -> None:
+        """Wait until a call's record outlives the machine, as an answer does. Raises OSError."""
+        await self._sender.durable(record_id, self._grace_seconds, tries_disk=self._tries_disk)
+
+    async def on_log(self, record_id: int) -> None:
         """Wait for the broker, and after the grace for the disk. Raises OSError."""
-        await self._sender.durable(record_id, self._grace_seconds)
+        await self._sender.durable(record_id, self._grace_seconds, tries_disk=False)

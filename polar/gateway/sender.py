@@ -3,6 +3,8 @@
 | waits for | who unblocks it |
 |---|---|
 | a record in the spool | `wake`, called after every commit |
+| an fsync that an answer waits for | its end, or 2 ms |
+| more records for the batch, while nobody waits for the broker | 10 ms, or somebody who does |
 | the broker | LogWriter's own time-out, then again after a pause, for ever |
 
 Invariant: a record leaves the spool only after the broker acknowledged it. A session's opening
@@ -12,13 +14,15 @@ before a crash and not yet dropped is sent again: consumers know duplicates by t
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from polar.core.stage import Partition
 from polar.errors import LogError, LogUnavailableError, RecordTooLargeError
 from polar.gateway.spool import Spool, SpooledRecord
+from polar.gateway.syncing import SharedSync
 from schemas.base import Event
 from schemas.topics import CALLS, TopicSpec
 
@@ -41,8 +45,17 @@ class Writer(Protocol):
         """Write (key, value, headers) in order; returns when all are acknowledged."""
 
 
-Arrival = Literal["on_log", "late"]
+_FEW_RECORDS = 8
+"""While at most so many records are on their way an answer may have an fsync; with more it would cost
+what is scarce then, and a batch of many costs little."""
+_SYNC_SECONDS = 0.002
+"""A disk that takes longer is not waited for: the broker may be the first then."""
+_GATHER_SECONDS = 0.01
+"""A batch costs several times what one more record in it does."""
+
+Arrival = Literal["on_log", "on_disk", "late"]
 """What became of a record within the grace of who waits for it."""
+Result = TypeVar("Result")
 WriterFactory = Callable[[], AbstractAsyncContextManager[Writer]]
 
 
@@ -56,10 +69,13 @@ class SpoolSender:
         self._sent = 0
         self._waiting: dict[int, list[asyncio.Future[Arrival]]] = {}
         """By record: who waits for it."""
-        self._syncing: asyncio.Task[None] | None = None
-        self._next_sync: asyncio.Task[None] | None = None
+        self._gathered: asyncio.Future[None] | None = None
+        """Ends the wait for more records, while there is one."""
+        self._syncs = SharedSync(spool.fsync)
         self._releasing: asyncio.Task[None] | None = None
         self._writer: Writer | None = None
+        self.durable_by: Counter[str] = Counter()
+        """By arrival: records that somebody waited for."""
         self.refused = 0
         """Records over the broker's limit: logged and left out, since nothing could send them."""
         self.trouble = "no broker has answered yet"
@@ -76,6 +92,7 @@ class SpoolSender:
         finally:
             if self._releasing is not None:
                 await asyncio.wait({self._releasing})
+            await self._syncs.close()
 
     async def _run(self) -> None:
         failures = 0
@@ -109,16 +126,24 @@ class SpoolSender:
     async def acknowledged(self, record_id: int) -> None:
         """Wait until the broker holds this record."""
         if self._spool.has_record(record_id):
-            await self._arrival(record_id)
+            arrival = self._arrival(record_id)
+            self._hurry()
+            await arrival
 
-    async def durable(self, record_id: int, grace_seconds: float) -> None:
-        """Wait until a record outlives this machine: on the log, or after the grace fsynced here.
+    async def durable(self, record_id: int, grace_seconds: float, *, tries_disk: bool) -> None:
+        """Wait until a record outlives this machine's end: on the log, or fsynced here.
 
-        Raises OSError when the disk refuses.
+        `tries_disk`: whichever comes first, while few records are on their way; else the log, and after
+        the grace the disk.
+        Raises OSError when the disk refuses and the broker has not answered within the grace.
         """
         if not self._spool.has_record(record_id):
             return
         arrival = self._arrival(record_id)
+        if tries_disk and self._spool.num_records <= _FEW_RECORDS:
+            self._syncs.ask().add_done_callback(lambda synced: _resolve_by_disk(arrival, synced))
+        else:
+            self._hurry()
         # A tenth of what asyncio's ways to wait for some time cost each call.
         timer = asyncio.get_running_loop().call_later(grace_seconds, _resolve, arrival, "late")
         try:
@@ -126,7 +151,8 @@ class SpoolSender:
         finally:
             timer.cancel()
         if how == "late":
-            await self._synced()
+            await self._syncs.ask()
+        self.durable_by[how] += 1
 
     async def drained(self) -> None:
         """Wait until the spool is empty."""
@@ -135,12 +161,14 @@ class SpoolSender:
 
     async def _send_next(self, writer: Writer) -> None:
         self._work.clear()
+        if not self._spool.num_records:
+            await self._work.wait()
+        # An answer waits for that; it would stand behind the work that a batch makes.
+        await self._syncs.let_go_first(_SYNC_SECONDS)
+        await self._gather()
         batch = _until_border(
             self._spool.batch(self._sent, max_records=MAX_BATCH_RECORDS, max_bytes=MAX_BATCH_BYTES)
         )
-        if not batch:
-            await self._work.wait()
-            return
         try:
             await _write(writer, batch)
         except RecordTooLargeError:
@@ -153,6 +181,25 @@ class SpoolSender:
                 _resolve(arrival, "on_log")
         if self._spool.wants_release and self._releasing is None:
             self._releasing = asyncio.create_task(self._release(self._spool.first_needed))
+
+    async def _gather(self) -> None:
+        """Let more records come, as long as nobody waits for the broker to have one."""
+        if any(not arrival.done() for arrivals in self._waiting.values() for arrival in arrivals):
+            return
+        loop = asyncio.get_running_loop()
+        gathered: asyncio.Future[None] = loop.create_future()
+        self._gathered = gathered
+        timer = loop.call_later(_GATHER_SECONDS, _resolve, gathered, None)
+        try:
+            await gathered
+        finally:
+            timer.cancel()
+            self._gathered = None
+
+    def _hurry(self) -> None:
+        """Somebody waits for the broker."""
+        if self._gathered is not None:
+            _resolve(self._gathered, None)
 
     async def _release(self, first: int) -> None:
         """Records do not wait for that: the disk may take a tenth of a second for a full segment."""
@@ -180,22 +227,15 @@ class SpoolSender:
         self._waiting.setdefault(record_id, []).append(arrival)
         return arrival
 
-    async def _synced(self) -> None:
-        """One fsync at a time; all who come while one runs share the next."""
-        if self._next_sync is None:
-            self._next_sync = asyncio.create_task(self._sync_after(self._syncing))
-        await asyncio.shield(self._next_sync)
 
-    async def _sync_after(self, running: asyncio.Task[None] | None) -> None:
-        if running is not None:
-            await asyncio.wait({running})
-        self._syncing, self._next_sync = self._next_sync, None
-        await asyncio.to_thread(self._spool.fsync)
+def _resolve(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
-def _resolve(arrival: asyncio.Future[Arrival], how: Arrival) -> None:
-    if not arrival.done():
-        arrival.set_result(how)
+def _resolve_by_disk(arrival: asyncio.Future[Arrival], synced: asyncio.Future[None]) -> None:
+    if not synced.cancelled() and synced.exception() is None:
+        _resolve(arrival, "on_disk")
 
 
 async def _write(writer: Writer, records: Sequence[SpooledRecord]) -> None:

@@ -207,6 +207,7 @@ async def running_gateway(
         "probe_seconds": 0.05,
         "shutdown_wait_seconds": 1.0,
         "seal_wait_seconds": 0.3,
+        "durable_on": "log",  # tests look at the log right behind an answer
     }
     gateway_settings = GatewaySettings(**(defaults | settings))
     log_settings = real_log or LogSettings(data_dir=folder, send_timeout_seconds=2.0)

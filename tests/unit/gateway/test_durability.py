@@ -61,7 +61,7 @@ async def test_a_disk_that_refuses_keeps_the_end_of_the_answer_back(
     def refuse() -> None:
         raise OSError(5, "no disk")
 
-    monkeypatch.setattr(gateway.parts.spool, "fsync", refuse)
+    monkeypatch.setattr(gateway.parts.spool._journal, "fsync", refuse)
     status, body, _ = await gateway.chat(key)
     assert (status, body["error"]["code"]) == (503, "spool_error")
     events = await gateway.stream(key)
