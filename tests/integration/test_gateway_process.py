@@ -18,14 +18,9 @@ from polar.settings import LogSettings
 from schemas.calls import CallRecord, Delivery, SessionOpened, SessionSealed
 from schemas.codec import decode
 from schemas.topics import CALLS
+from tests.brokers import free_port
 from tests.unit.gateway.fake_engine import FakeEngine, running_engine
 from tests.unit.gateway.running import eventually
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class World:
