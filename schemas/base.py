@@ -55,6 +55,11 @@ def canonical_json(value: Any) -> bytes:
     return data
 
 
+def shrunk(data: bytes) -> bytes:
+    """The same bytes, for who keeps them: what orjson returns occupies up to 13 times its size."""
+    return bytes(memoryview(data))
+
+
 def _finite(value: Any) -> Any:
     """The same data with non-finite floats as texts, which pydantic reads back as floats."""
     if isinstance(value, float) and not math.isfinite(value):

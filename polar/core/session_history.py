@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from polar.core.token_text import TokenText, common_prefix
-from schemas.base import canonical_json, digest
+from schemas.base import canonical_json, digest, shrunk
 
 BASES = 8
 """Earlier calls that are tried as a base: enough for a few interleaved sub-agents."""
@@ -31,7 +31,7 @@ class EncodedMessages:
     @classmethod
     def of(cls, messages: Sequence[Mapping[str, Any]]) -> "EncodedMessages":
         """Encode each once."""
-        texts = tuple([canonical_json(message) for message in messages])
+        texts = tuple([shrunk(canonical_json(message)) for message in messages])
         return cls(texts, tuple([hashlib.sha256(text).digest() for text in texts]))
 
     @property
@@ -58,7 +58,7 @@ class EncodedTools:
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> "EncodedTools":
         """Encode them, or find them encoded."""
-        return _encoded_tools(orjson.dumps(tools))
+        return _encoded_tools(shrunk(orjson.dumps(tools)))
 
 
 @lru_cache(maxsize=MAX_TOOL_LISTS)

@@ -21,6 +21,7 @@ from typing import Any
 from polar.core.dialects.base import Dialect
 from polar.gateway.http_protocol import Connection
 from polar.gateway.responses import STREAM_HEADERS, HttpError, Send, send_error, send_json
+from schemas.base import shrunk
 
 MAX_AHEAD_BYTES = 1 << 20
 """The exchange stops reading its engine when every client is so far behind."""
@@ -113,10 +114,11 @@ class Answer:
             self._over()
 
     def _add(self, data: bytes) -> None:
+        if self._grown is not None:
+            data = shrunk(data)
+            self._grown(self, len(data))
         self._parts.append(data)
         self._size += len(data)
-        if self._grown is not None:
-            self._grown(self, len(data))
         self._wake()
 
     def _over(self) -> None:

@@ -1,8 +1,10 @@
 """A chat request means the same whether its messages were seen before, are new, or are read as a whole."""
 
 import json
+import tracemalloc
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,3 +118,16 @@ def test_of_fields_that_come_twice_the_last_counts() -> None:
         assert found is not None
         assert (found.messages, found.tools) == ([b'{"a":4}'], b"[5]")
         assert found.fields == {**({"n": 3} if data is raw else {"n": 1, "x": 3})}
+
+
+def test_what_is_kept_of_messages_takes_a_few_times_their_size() -> None:
+    dialect = ChatDialect()
+    texts = [orjson.dumps({"role": "user", "content": f"{number:06d}" * 200}) for number in range(200)]
+    tracemalloc.start()
+    try:
+        for text in texts:
+            dialect.parse_request(b'{"messages":[%b]}' % text, {})
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 5 * sum(map(len, texts))

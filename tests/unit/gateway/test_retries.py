@@ -1,11 +1,15 @@
 """The same request again: joined, answered once more, or a call of its own, and never two truths."""
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from polar.core.dialects.chat import ChatDialect
+from polar.gateway import answers
 from schemas.calls import Delivery
 from tests.unit.gateway.fake_engine import Answer, Connection, FakeEngine
 from tests.unit.gateway.running import (
@@ -252,3 +256,18 @@ async def test_a_slow_reader_slows_its_engine_and_nothing_else(
         assert (await gateway.chat(key, question("meanwhile")))[0] == 200
         response.close()
     await eventually(lambda: gateway.parts.sessions.num_in_flight == 0)
+
+
+def test_kept_answers_take_no_more_memory_than_is_counted() -> None:
+    counted = []
+    kept = [answers.Answer(ChatDialect(), is_stream=False) for _ in range(100)]
+    tracemalloc.start()
+    try:
+        for number, answer in enumerate(kept):
+            answer.keep(lambda _, size: counted.append(size))
+            answer.hold(orjson.dumps({"content": f"{number:06d}" * 2000}))
+            answer.release()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.2 * sum(counted)
