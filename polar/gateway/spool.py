@@ -21,10 +21,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from polar.core.recording import RecordedCall
 from polar.errors import SettingsError
 from polar.gateway.journal import Blob, Journal
-from schemas.base import encode
+from schemas.base import encode, shrunk
 from schemas.calls import SessionOpened, SessionSealed
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ FORGET_SECONDS = 24 * 3600
 """A session is remembered so long after its key expired: it may be sealed late, or twice."""
 SEGMENT_BYTES = 64 * 1024 * 1024
 """At this size the journal goes on in a new segment, so that the old one can go."""
+_MAX_CHANGED = 64
+"""Sessions whose text is brought up to date when a segment begins; of others it is before that."""
 _HELD_BYTES = 16 * 1024 * 1024
 """Waiting records up to so many bytes stay in memory; the rest is read again when its turn comes."""
 
@@ -96,6 +100,10 @@ class Spool:
                 f"spool {folder} is in use: give each gateway an id of its own (POLAR_GATEWAY_ID)"
             ) from error
         self._sessions: dict[str, SessionRow] = {}
+        self._texts: dict[str, bytes] = {}
+        """JSON of each session: a new segment begins with them all, and no call should wait for that."""
+        self._changed: dict[str, None] = {}
+        """Sessions that are not as their texts say, in the order in which they began not to be."""
         self._reserved: dict[str, dict[int, str]] = {}
         self._waiting: deque[_Waiting] = deque()
         self._next_id = 1
@@ -211,6 +219,8 @@ class Spool:
         ]
         for session_id in forgotten:
             self.num_open -= self._sessions.pop(session_id).sealed_record is None
+            self._texts.pop(session_id, None)
+            self._changed.pop(session_id, None)
         return len(forgotten)
 
     def fsync(self) -> None:
@@ -237,17 +247,29 @@ class Spool:
             self._journal.begin_segment(self._state())
         head = {**change, "id": self._next_id, "acknowledged": self._acknowledged}
         self._apply(head, self._journal.append(head, data), data)
+        if len(self._changed) > _MAX_CHANGED:
+            self._note_one()
         return self._next_id - 1
+
+    def _note_one(self) -> None:
+        """Bring a session's text up to date."""
+        session_id = next(iter(self._changed))
+        del self._changed[session_id]
+        if (row := self._sessions.get(session_id)) is not None:
+            self._texts[session_id] = shrunk(orjson.dumps(_fields_of(row)))
 
     def _apply(self, head: Mapping[str, Any], blobs: Sequence[Blob], data: Sequence[bytes] = ()) -> None:
         """Make a change that stands in the journal."""
         kind = head["kind"]
+        if kind in ("reserve", "record", "seal"):
+            self._changed[head["session"]] = None
         if kind == "state":
             self._restore(head)
         elif kind == "open":
             session_id, group_id, expires_at = head["session"]
             row = SessionRow(session_id, group_id, expires_at, 1, 0, head["id"], None)
             self._sessions[session_id] = row
+            self._changed[session_id] = None
             self.num_open += 1
             self._wait(head, session_id, blobs, data, borders=True)
         elif kind == "reserve":
@@ -289,9 +311,11 @@ class Spool:
 
     def _state(self) -> dict[str, Any]:
         """Everything but the records that wait: those keep their segments."""
+        while self._changed:
+            self._note_one()
         return {
             "kind": "state",
-            "sessions": [_fields_of(row) for row in self._sessions.values()],
+            "sessions": orjson.Fragment(b"[%b]" % b",".join(self._texts.values())),
             "reserved": [
                 [session_id, seq, info]
                 for session_id, infos in self._reserved.items()
@@ -303,6 +327,7 @@ class Spool:
 
     def _restore(self, head: Mapping[str, Any]) -> None:
         self._sessions = {values[0]: SessionRow(*values) for values in head["sessions"]}
+        self._texts, self._changed = {}, dict.fromkeys(self._sessions)
         self.num_open = sum(row.sealed_record is None for row in self._sessions.values())
         self._reserved = {}
         for session_id, seq, info in head["reserved"]:

@@ -65,6 +65,7 @@ def test_a_restart_finds_everything_as_it_was(
 ) -> None:
     monkeypatch.setattr(spool_module, "SEGMENT_BYTES", 2000)
     monkeypatch.setattr(spool_module, "_HELD_BYTES", 1500)
+    monkeypatch.setattr(spool_module, "_MAX_CHANGED", 1)
     folder = tmp_path / "spool"
     shutil.rmtree(folder, ignore_errors=True)
     spool = Spool(folder)
