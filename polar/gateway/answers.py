@@ -115,7 +115,7 @@ class Answer:
 
     def _add(self, data: bytes) -> None:
         if self._grown is not None:
-            data = shrunk(data)
+            data = data if self.is_stream else shrunk(data)
             self._grown(self, len(data))
         self._parts.append(data)
         self._size += len(data)

@@ -91,7 +91,10 @@ class Captured:
 
     def choice(self, index: int) -> CapturedChoice:
         """The choice of this index, made when new."""
-        return self.choices.setdefault(index, CapturedChoice())
+        found = self.choices.get(index)
+        if found is None:
+            found = self.choices[index] = CapturedChoice()
+        return found
 
     def take_head(self, body: dict[str, Any]) -> None:
         """Id, prompt ids and usage from an answer or a chunk."""

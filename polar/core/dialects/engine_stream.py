@@ -11,6 +11,7 @@ from polar.core.dialects.engine_answer import (
     MALFORMED,
     AnswerError,
     Captured,
+    CapturedChoice,
     View,
     load_call,
     malformed,
@@ -87,21 +88,22 @@ class EngineStream:
             index = choice.get("index", 0)
             kept = self.captured.choice(index)
             kept.take(choice)
-            self._clean_delta(index, choice.get("delta") or {})
+            self._clean_delta(index, kept, choice.get("delta") or {})
             kept.finish(choice)
         strip_chunk(chunk)
         self._head = self._head or {
             name: value for name, value in chunk.items() if name not in ("choices", "usage")
         }
 
-    def _clean_delta(self, index: int, delta: dict[str, Any]) -> None:
-        kept = self.captured.choice(index)
+    def _clean_delta(self, index: int, kept: CapturedChoice, delta: dict[str, Any]) -> None:
         name_reasoning(delta)
         if delta.get("reasoning"):
             kept.has_reasoning = True
         if self._view.hide_reasoning:
             delta.pop("reasoning", None)
-        message = self._messages.setdefault(index, _Message())
+        message = self._messages.get(index)
+        if message is None:
+            message = self._messages[index] = _Message()
         if calls := delta.get("tool_calls"):
             for call in calls:
                 message.place(call)

@@ -7,13 +7,11 @@ The standard has a reader skip fields that it does not know. Engines send none, 
 `data` line that was damaged on its way, and to skip it would lose tokens out of the middle.
 """
 
-import re
 from typing import NamedTuple
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 """A line or event above this is an error: memory stays bounded whatever an engine sends."""
 
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _IGNORED_FIELDS = (b"", b"id", b"retry")
 """Comments have no name."""
@@ -55,11 +53,12 @@ class SseDecoder:
         self._pending += chunk
         events: list[SseEvent] = []
         begin = 0
-        while match := _LINE_END.search(self._pending, self._scanned):
-            line = bytes(self._pending[begin : match.start()])
-            begin = self._scanned = match.end()
+        while (found := _line_end(self._pending, self._scanned)) is not None:
+            end, self._scanned = found
+            line = bytes(self._pending[begin:end])
+            begin = self._scanned
             # A CR at the very end may be the first half of CRLF: the LF is dropped when it comes.
-            self._after_cr = match.group() == b"\r" and begin == len(self._pending)
+            self._after_cr = begin == len(self._pending) and self._pending.endswith(b"\r")
             self._on_line(line, events)
         del self._pending[:begin]
         self._scanned = len(self._pending)
@@ -69,13 +68,19 @@ class SseDecoder:
 
     def _plain_events(self, chunk: bytes) -> list[SseEvent] | None:
         """The events of a read as engines write them: whole events of one `data` line; None for others."""
-        in_between = self._at_start or self._after_cr or self._pending or self._data or self._name
-        if in_between or not chunk.endswith(b"\n\n") or b"\r" in chunk or len(chunk) > self._limit:
+        in_between = self._after_cr or self._pending or self._data or self._name
+        if in_between or not chunk.startswith(b"data: ") or not chunk.endswith(b"\n\n"):
             return None
+        if b"\r" in chunk or len(chunk) > self._limit:
+            return None
+        if chunk.find(b"\n") == len(chunk) - 2:
+            self._at_start = False
+            return [SseEvent(chunk[6:-2])]
         blocks = chunk[:-2].split(b"\n\n")
         for block in blocks:
             if not block.startswith(b"data: ") or b"\n" in block:
                 return None
+        self._at_start = False
         return [SseEvent(block[6:]) for block in blocks]
 
     def finish(self) -> list[SseEvent]:
@@ -108,6 +113,16 @@ class SseDecoder:
             self._name = value.decode("utf-8", "replace")
         elif field not in _IGNORED_FIELDS:
             raise SseError(f"the event stream has a line that is no field of one: {line[:40]!r}")
+
+
+def _line_end(data: bytearray, begin: int) -> tuple[int, int] | None:
+    """(where the line ends, where the next one begins). A search for each byte is many times as fast
+    as a pattern, and the first event of an answer holds all ids of its prompt."""
+    lf = data.find(b"\n", begin)
+    cr = data.find(b"\r", begin, len(data) if lf < 0 else lf)
+    if cr < 0:
+        return None if lf < 0 else (lf, lf + 1)
+    return cr, cr + 1 + (lf == cr + 1)
 
 
 def frame(data: bytes) -> bytes:
