@@ -1,7 +1,8 @@
 """The measurements: each runs its candidates in turn, round by round, and gives medians.
 
 CPU is that of the whole process tree of a gateway, while broker, engine and load generator run beside it
-on other processors. It moves little on a busy machine; wall times do.
+on other processors. It moves little on a busy machine; wall times do. What a gateway has yet to do when
+the last answer is there (records to send, logs to write) counts: from quiet to quiet.
 """
 
 import asyncio
@@ -23,6 +24,10 @@ from polar.kafka.writer import LogWriter
 from schemas.topics import DEAD_LETTERS
 
 _WARM_CALLS = 40
+_LOOK_SECONDS = 0.05
+_QUIET_SECONDS = 0.003
+"""CPU in one look of a gateway that only waits; heartbeats are in it."""
+_MOST_LOOKS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,16 @@ class Target:
         ]
 
     def cpu_seconds(self) -> float:
-        """CPU time so far."""
+        """CPU time up to where all work is done that it has now, or for three more seconds."""
+        used = self._cpu_seconds()
+        for _ in range(_MOST_LOOKS):
+            time.sleep(_LOOK_SECONDS)
+            before, used = used, self._cpu_seconds()
+            if used - before < _QUIET_SECONDS:
+                break
+        return used
+
+    def _cpu_seconds(self) -> float:
         return sum(process.cpu_seconds() for process in self.processes)
 
 
@@ -194,15 +208,16 @@ def streaming(
 def spliced(gateway: Gateway, load: Load, *, calls: int, in_flight: int, rounds: int) -> float:
     """CPU microseconds of the second call of sessions, which continues the first one's ids."""
     first, second = first_request(load), continuing_request(load)
+    target = gateway_target(gateway)
     cpu = []
     for _ in range(rounds):
         keys = gateway.keys(calls)
         spliced_before = gateway.state()["prompts"]["rendering"].get("spliced", 0)
         run(closed_loop(gateway.port, [request(gateway.port, first, key=key) for key in keys], in_flight), "")
         requests = [request(gateway.port, second, key=key) for key in keys]
-        before = gateway.process.cpu_seconds()
+        before = target.cpu_seconds()
         run(closed_loop(gateway.port, requests, in_flight), gateway.name)
-        cpu.append(1e6 * (gateway.process.cpu_seconds() - before) / calls)
+        cpu.append(1e6 * (target.cpu_seconds() - before) / calls)
         made = gateway.state()["prompts"]["rendering"].get("spliced", 0)
         if made - spliced_before != calls:
             raise RuntimeError(f"not every continuing call was spliced: {gateway.state()['prompts']}")
@@ -212,6 +227,7 @@ def spliced(gateway: Gateway, load: Load, *, calls: int, in_flight: int, rounds:
 def two_workers(one: Gateway, other: Gateway, *, calls: int, in_flight: int, rounds: int) -> dict[str, float]:
     """One worker alone, then two at once with as many calls each: CPU a call and calls a second as ratios."""
     body = first_request(LOADS["5k"])
+    targets = gateway_target(one), gateway_target(other)
     cpu, wall = [], []
 
     async def both(requests: Sequence[list[bytes]]) -> list[Timings]:
@@ -219,14 +235,14 @@ def two_workers(one: Gateway, other: Gateway, *, calls: int, in_flight: int, rou
         return await asyncio.gather(*(closed_loop(g.port, each, in_flight) for g, each in work))
 
     for _ in range(rounds):
-        alone = gateway_target(one).requests(body, calls)
-        before = one.process.cpu_seconds()
+        alone = targets[0].requests(body, calls)
+        before = targets[0].cpu_seconds()
         first = run(closed_loop(one.port, alone, in_flight), one.name)
-        cpu_alone = (one.process.cpu_seconds() - before) / calls
-        together = [gateway_target(gateway).requests(body, calls) for gateway in (one, other)]
-        before = one.process.cpu_seconds() + other.process.cpu_seconds()
+        cpu_alone = (targets[0].cpu_seconds() - before) / calls
+        together = [target.requests(body, calls) for target in targets]
+        before = sum(target.cpu_seconds() for target in targets)
         timings = asyncio.run(both(together))
-        cpu_both = (one.process.cpu_seconds() + other.process.cpu_seconds() - before) / (2 * calls)
+        cpu_both = (sum(target.cpu_seconds() for target in targets) - before) / (2 * calls)
         if any(each.failed for each in timings):
             raise RuntimeError(f"calls to two workers failed: {timings[0].trouble or timings[1].trouble}")
         cpu.append(cpu_both / cpu_alone)
