@@ -141,14 +141,12 @@ class Response:
         self._error = self._error or error
         self._wake()
 
-    async def _more(self) -> None:
+    def _more(self) -> asyncio.Future[None]:
+        """Done when something has come. Raises BrokenOffError."""
         if self._error is not None:
             raise self._error
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _taken(self) -> bytes:
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
