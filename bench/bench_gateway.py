@@ -68,6 +68,7 @@ class Report:
         """Do one measurement; its keys stay null when it cannot be done."""
         if not self._quiet:
             print(f"{what} …", file=sys.stderr, flush=True)
+        os.sync()  # gigabytes of log and spool that others wrote would go to the disk meanwhile
         try:
             return work()
         except (RuntimeError, OSError, LookupError) as error:
