@@ -163,6 +163,7 @@ class SpoolSender:
         self._work.clear()
         if not self._spool.num_records:
             await self._work.wait()
+            return
         # An answer waits for that; it would stand behind the work that a batch makes.
         await self._syncs.let_go_first(_SYNC_SECONDS)
         await self._gather()

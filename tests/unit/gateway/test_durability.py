@@ -273,3 +273,12 @@ def test_segments_go_when_nothing_in_them_waits(tmp_path: Path) -> None:
     assert spool.size_bytes == spool.num_records == 0
     assert size < 60 * 10**6
     spool.close()
+
+
+async def test_what_is_said_twice_leaves_the_sender_at_work(gateway: RunningGateway) -> None:
+    for _ in range(2):
+        key = await gateway.open()
+        await eventually(lambda: gateway.parts.spool.num_records == 0)
+        await asyncio.sleep(0.05)  # the second time there is nothing to send
+    assert (await gateway.chat(key))[0] == 200
+    assert len(gateway.log.calls()) == 1
