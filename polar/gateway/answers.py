@@ -190,8 +190,7 @@ class Answer:
 
     async def sign_of_life(self, client: "_Client") -> None:
         """Show a client of a stream that the gateway lives."""
-        if not client.has_begun:
-            await client.begin(self.request_id)
+        await client.begin(self.request_id)
         await client.send_part(self._dialect.keep_alive)
         self.keep_alives += 1
 
@@ -215,8 +214,7 @@ class Answer:
         elif not self.is_stream:
             await send_json(client.send, 200, data)
         else:
-            if not client.has_begun:
-                await client.begin(self.request_id)
+            await client.begin(self.request_id)
             if is_last and self.failure is not None:
                 data += self.failure.in_stream
             await client.send_part(data, is_last=is_last)
@@ -252,10 +250,11 @@ class _Client:
         self.sent_bytes = 0
 
     async def begin(self, request_id: str) -> None:
-        """Send the head of a stream; once."""
-        self.has_begun = True
-        headers = [*STREAM_HEADERS, (b"x-request-id", request_id.encode())]
-        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+        """Send the head of a stream, once."""
+        if not self.has_begun:
+            self.has_begun = True
+            headers = [*STREAM_HEADERS, (b"x-request-id", request_id.encode())]
+            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def send_part(self, data: bytes, *, is_last: bool = False) -> None:
         """Send some of a stream's body."""

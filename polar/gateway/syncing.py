@@ -10,9 +10,12 @@ A plain thread and a queue, since a call waits: an executor's way there and back
 """
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 _Answers = list["asyncio.Future[None]"]
 _Order = tuple[asyncio.AbstractEventLoop, _Answers]
@@ -65,14 +68,17 @@ class SharedSync:
     def _work(self) -> None:
         while (order := self._orders.get()) is not None:
             loop, asked = order
-            error: OSError | None = None
+            error: Exception | None = None
             try:
                 self._sync()
             except OSError as caught:
                 error = caught
+            except Exception as caught:
+                logger.exception("an fsync failed by no fault of the disk")
+                error = caught  # the thread lives on: who asks next would wait for ever
             loop.call_soon_threadsafe(self._end, asked, error)
 
-    def _end(self, asked: _Answers, error: OSError | None) -> None:
+    def _end(self, asked: _Answers, error: Exception | None) -> None:
         if self._running is not None:
             self._running.set_result(None)
             self._running = None

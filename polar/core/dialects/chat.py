@@ -103,8 +103,7 @@ class ChatEvents:
         choices = chunk["choices"]
         finished = self._captured.choices
         ends = not choices and bool(self._held)
-        for choice in choices:
-            ends = ends or finished[choice.get("index", 0)].finish_reason is not None
+        ends = ends or any(finished[c.get("index", 0)].finish_reason is not None for c in choices)
         is_usage_chunk = not choices and chunk.get("usage") is not None
         if is_usage_chunk and not self._request.include_usage:
             return b""

@@ -4,6 +4,7 @@ Invariant: what is captured is a function of the events alone, and a chunk that 
 holds no ids.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class EngineStream:
     def __init__(self, view: View, choices: int) -> None:
         self._view = view
         self._choices = choices
-        self._messages: dict[int, _Message] = {}
+        self._messages: defaultdict[int, _Message] = defaultdict(_Message)
         self._head: dict[str, Any] = {}
         self.captured = Captured()
         self.done = False
@@ -101,9 +102,7 @@ class EngineStream:
             kept.has_reasoning = True
         if self._view.hide_reasoning:
             delta.pop("reasoning", None)
-        message = self._messages.get(index)
-        if message is None:
-            message = self._messages[index] = _Message()
+        message = self._messages[index]
         if calls := delta.get("tool_calls"):
             for call in calls:
                 message.place(call)

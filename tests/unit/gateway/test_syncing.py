@@ -21,7 +21,7 @@ class Disk:
         self.begun = 0
         self.gate = threading.Event()
         self.gate.set()
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
     def sync(self) -> None:
         self.begun += 1
@@ -53,6 +53,17 @@ async def test_a_disk_that_refuses_says_so_to_all_and_is_asked_again() -> None:
     assert {
         str(error) for error in await asyncio.gather(syncs.ask(), syncs.ask(), return_exceptions=True)
     } == {"[Errno 5] no disk"}
+    disk.error = None
+    await asyncio.wait_for(syncs.ask(), 10)
+    await syncs.close()
+
+
+async def test_what_is_no_fault_of_the_disk_is_told_too_and_the_next_one_is_done() -> None:
+    disk = Disk()
+    syncs = SharedSync(disk.sync)
+    disk.error = ValueError("a mistake")
+    with pytest.raises(ValueError, match="a mistake"):
+        await asyncio.wait_for(syncs.ask(), 10)
     disk.error = None
     await asyncio.wait_for(syncs.ask(), 10)
     await syncs.close()
